@@ -1,0 +1,1 @@
+"""Features in, embeddings out: one encoder architecture a file."""

@@ -1,0 +1,1 @@
+"""The shared paged-cache engine: schedule, execute, update."""

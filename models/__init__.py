@@ -1,0 +1,1 @@
+"""Model families, their weights and where those come from."""

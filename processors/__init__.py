@@ -1,0 +1,1 @@
+"""Media in, features out: decoding under limits, log-mel spectrograms, speech detection."""
