@@ -26,6 +26,7 @@ from .base import ModelError
 
 MODEL_FILE = "model.bin"
 BINARY_VERSION = 6
+HEADER_BYTES = 64
 WHISPER_REVISION = 3
 MAX_VARIABLES = 65_536  # large-v3 has about 1,100
 MAX_RANK = 8
@@ -153,18 +154,22 @@ class _Reader:
         return Variable(name, shape, dtype, offset, num_bytes)
 
 
-def is_ctranslate2(path: Path) -> bool:
-    """Whether a file begins as a CTranslate2 model does (a pickled checkpoint of the same name does not)."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(64)
-    except OSError:
-        return False
-    if len(head) < 8:
+def is_header(head: bytes) -> bool:
+    """Whether the first HEADER_BYTES of a file are CTranslate2's (a pickled checkpoint's are not)."""
+    if len(head) < HEADER_BYTES:
         return False
     version, length = struct.unpack_from("<IH", head)
     name = head[6 : 6 + length]
-    return 0 < version <= BINARY_VERSION and 0 < length <= 58 and name.endswith(b"\0") and name[:-1].isalnum()
+    return 0 < version <= BINARY_VERSION and 1 < length == len(name) and name[-1] == 0 and name[:-1].isalnum()
+
+
+def is_ctranslate2(path: Path) -> bool:
+    """Whether a file begins as a CTranslate2 model does."""
+    try:
+        with path.open("rb") as file:
+            return is_header(file.read(HEADER_BYTES))
+    except OSError as error:
+        raise ModelError(f"{path.parent.name}/{path.name} cannot be read: {error.strerror}") from None
 
 
 def read_index(path: Path) -> Index:
@@ -321,8 +326,10 @@ def _dims(index: Index, name: str, rank: int) -> tuple[int, ...]:
 
 
 def read_whisper_config(directory: Path) -> dict[str, Any]:
-    """The model's sizes under the keys of the transformers configuration, read from the tensors' shapes,
-    and what else CTranslate2's config.json tells: alignment_heads, suppress_ids, suppress_ids_begin, lang_ids."""
+    """The model's sizes under the keys of the transformers configuration, read from the tensors' shapes.
+
+    And what CTranslate2's config.json tells: alignment_heads, suppress_ids, suppress_ids_begin, lang_ids.
+    """
     index = _whisper_index(directory)
     d_model, num_mel_bins, _ = _dims(index, "encoder/conv1/weight", 3)
     vocab_size, _ = _dims(index, EMBEDDINGS, 2)

@@ -25,7 +25,7 @@ INDEX_FILE = "model.safetensors.index.json"
 MAX_JSON_BYTES = 64 << 20
 SHOWN_NAMES = 4
 
-# Cross-attention heads that follow the audio, by (decoder layers, width, vocabulary); openai/whisper's choice.
+# Cross-attention heads that follow the audio (openai/whisper), by (decoder layers, width, vocabulary).
 ALIGNMENT_HEADS: Mapping[tuple[int, int, int], tuple[tuple[int, int], ...]] = {
     (4, 384, 51865): ((2, 2), (3, 0), (3, 2), (3, 3), (3, 4), (3, 5)),
     (4, 384, 51864): ((1, 0), (2, 0), (2, 5), (3, 0), (3, 1), (3, 2), (3, 3), (3, 4)),
@@ -76,9 +76,7 @@ def detect_format(path: Path) -> Format:
     if any(path.glob("*.gguf")):
         return "gguf"
     if any(path.glob("*.bin")) or any(path.glob("*.pt")) or any(path.glob("*.pth")):
-        raise ModelError(
-            f"{path.name} has pickled weights only, which are never opened: convert it to safetensors"
-        )
+        raise ModelError(f"{path.name} has only pickled weights, which are never opened: use safetensors")
     raise ModelError(f"{path.name} has no model weights (safetensors, CTranslate2 or GGUF)")
 
 
@@ -249,11 +247,10 @@ def _check_whisper_config(config: dict[str, Any], label: str) -> None:
     for side in ("encoder", "decoder"):
         if config["d_model"] % config[f"{side}_attention_heads"]:
             raise ModelError(f"the attention heads of {label} do not divide its width")
+    vocab = config["vocab_size"]
     for key in ("suppress_ids", "suppress_ids_begin", "lang_ids"):
         ids = config.get(key, [])
-        if not isinstance(ids, list) or any(
-            type(i) is not int or not 0 <= i < config["vocab_size"] for i in ids
-        ):
+        if not isinstance(ids, list) or any(type(i) is not int or not 0 <= i < vocab for i in ids):
             raise ModelError(f"the configuration of {label} has wrong {key}")
     layers, heads = config["decoder_layers"], config["decoder_attention_heads"]
     known = ALIGNMENT_HEADS.get((layers, config["d_model"], config["vocab_size"]))
