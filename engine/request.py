@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..models.base import GenerationRequest, MultiModalFeature, SamplingParams
+from .beam import BeamState
 from .block_pool import BLOCK_SIZE, Block
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ class Request:
     cross_blocks: list[Block] = field(default_factory=list)
     probe_rows: dict[int, Tensor] = field(default_factory=dict)
     alignment: list[Tensor] = field(default_factory=list)
+    beam: BeamState | None = None
     expanded: bool = False  # whether the prompt's last logits have been branched into all sequences
     num_preemptions: int = 0
 

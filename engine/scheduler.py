@@ -65,6 +65,10 @@ class Scheduler:
         self.prefix_queries = 0
         self.prefix_hits = 0
 
+    @property
+    def has_requests(self) -> bool:
+        return bool(self.running or self.waiting)
+
     # -- entry and exit -------------------------------------------------------------------------------
 
     def refusal(self, request: Request) -> str | None:
@@ -130,20 +134,23 @@ class Scheduler:
         budget = self.config.max_num_batched_tokens
         scheduled: set[Request] = set()
 
+        preemptions = self.num_preemptions
         self.running.sort(key=lambda r: r.rank)
         for request in list(self.running):
             if request.status is not RequestStatus.RUNNING:
                 continue  # preempted for one before it
-            for sequence in list(request.sequences):
+            planned = []
+            for sequence in request.sequences:
                 count = min(sequence.num_uncomputed, budget)
-                if count <= 0:
-                    continue
-                if not self._grow(sequence, count, scheduled):
-                    break  # the request itself was preempted
+                if count > 0:
+                    planned.append(ScheduledSequence(sequence, count))
+                    budget -= count
+            if planned and all(self._grow(p, scheduled) for p in planned):
                 scheduled.add(request)
-                budget -= count
                 output = outputs.setdefault(request.model, SchedulerOutput(request.model))
-                output.sequences.append(ScheduledSequence(sequence, count))
+                output.sequences += planned
+        if self.num_preemptions > preemptions:
+            return list(outputs.values())  # who was just put out must not come straight back in
 
         encoder_budget = self.config.max_num_encoder_tokens
         seats = self.config.max_num_seqs - sum(r.width for r in self.running)
@@ -179,14 +186,18 @@ class Scheduler:
         running = Counter(id(r.owner) for r in self.running)
         return min(self.waiting, key=lambda r: (r.priority, running[id(r.owner)], r.arrival))
 
-    def _grow(self, sequence: Sequence, count: int, scheduled: set[Request]) -> bool:
-        """Gives a running sequence the pages for `count` more tokens, preempting others if it must."""
-        groups = self.groups[sequence.request.model]
-        needed = -(-(sequence.num_computed + count) // BLOCK_SIZE) - len(sequence.blocks)
+    def _grow(self, planned: ScheduledSequence, scheduled: set[Request]) -> bool:
+        """Gives a running sequence the pages it needs, preempting requests that are not in this step yet.
+
+        Returns False if the request itself had to give way.
+        """
+        sequence = planned.sequence
+        group = self.groups[sequence.request.model].full
+        needed = -(-planned.end // BLOCK_SIZE) - len(sequence.blocks)
         while needed > 0:
             try:
                 last = sequence.blocks[-1] if sequence.blocks else None
-                sequence.blocks += self.pool.allocate(groups.full, needed, after=last)
+                sequence.blocks += self.pool.allocate(group, needed, after=last)
                 return True
             except NoFreeBlocks:
                 victim = max((r for r in self.running if r not in scheduled), key=lambda r: r.rank)
@@ -223,6 +234,9 @@ class Scheduler:
                 self._reuse_prefix(sequence)
                 count = min(sequence.num_uncomputed, budget)
                 needed = -(-(sequence.num_computed + count) // BLOCK_SIZE) - len(sequence.blocks)
+                # Who runs already will need a page each soon: do not admit into their way.
+                if self.running and self.pool.num_available(groups.full) < needed + len(self.running):
+                    raise NoFreeBlocks
                 last = sequence.blocks[-1] if sequence.blocks else None
                 sequence.blocks += self.pool.allocate(groups.full, max(needed, 0), after=last)
         except NoFreeBlocks:

@@ -1,0 +1,157 @@
+"""The third verb of a step: turns logits into tokens, ends what is finished, branches what must branch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..models.base import Completion, GenerationOutput
+from .beam import BeamState, Branch
+from .input_batch import InputBatch
+from .request import Request, RequestStatus, Sequence
+from .sampler import apply_processors, sample, token_logprobs
+from .scheduler import Scheduler
+
+
+class OutputProcessor:
+    """Updates requests after a step and delivers those that are done."""
+
+    def __init__(self, scheduler: Scheduler, deliver: Callable[[Request, GenerationOutput], None]) -> None:
+        self.scheduler = scheduler
+        self.deliver = deliver
+
+    def withdraw(self, request: Request) -> None:
+        """Takes out a request whose new cross pages were not written, and the name of those pages."""
+        if request.status is RequestStatus.FINISHED:
+            return
+        groups = self.scheduler.groups[request.model]
+        if groups.cross is not None and request.cross_blocks:
+            self.scheduler.pool.unname(groups.cross, request.cross_blocks[0])
+        self.scheduler.finish(request)
+
+    def update(self, batch: InputBatch, logits: Tensor | None) -> None:
+        """logits: float32 [len(batch.sampled), vocab], raw; changed in place."""
+        for scheduled in batch.scheduled:
+            self.scheduler.advance(scheduled)
+        if logits is not None and batch.sampled:
+            sequences, logits = self._expand(batch.sampled, logits)
+            apply_processors(logits, sequences)
+            plain = [i for i, s in enumerate(sequences) if s.request.params.beam_size == 1]
+            if plain:
+                rows = logits if len(plain) == len(sequences) else logits[plain]
+                self._append(rows, [sequences[i] for i in plain])
+            for row, sequence in enumerate(sequences):
+                if sequence.request.params.beam_size > 1:
+                    sequence.logprobs = logits[row].log_softmax(dim=-1)
+        for request in dict.fromkeys(s.sequence.request for s in batch.scheduled):
+            if request.params.beam_size > 1 and all(s.logprobs is not None for s in request.sequences):
+                self._step_beams(request)
+            if self._is_done(request):
+                self._finish(request)
+
+    def _expand(self, sampled: list[Sequence], logits: Tensor) -> tuple[list[Sequence], Tensor]:
+        """Branches each prompt that has just been computed into as many sequences as were asked for."""
+        sequences: list[Sequence] = []
+        rows: list[int] = []
+        for row, sequence in enumerate(sampled):
+            request = sequence.request
+            sequences.append(sequence)
+            rows.append(row)
+            if not request.expanded:
+                request.expanded = True
+                for index in range(1, request.params.num_sequences):
+                    child = self.scheduler.fork(sequence)
+                    child.generator = request.make_generator(index)
+                    request.sequences.append(child)
+                    sequences.append(child)
+                    rows.append(row)
+        return sequences, logits if len(rows) == len(sampled) else logits[rows]
+
+    def _append(self, logits: Tensor, sequences: list[Sequence]) -> None:
+        tokens = sample(logits, sequences)
+        logprobs = token_logprobs(logits, tokens)
+        for sequence, token, logprob in zip(sequences, tokens, logprobs, strict=True):
+            params = sequence.request.params
+            sequence.cumulative_logprob += logprob
+            if token in params.stop_token_ids:
+                sequence.finish_reason = "stop"
+            else:
+                sequence.token_ids.append(token)
+                if sequence.num_tokens - sequence.num_prompt >= params.max_tokens:
+                    sequence.finish_reason = "length"
+            if sequence.finish_reason is not None:
+                self._retire(sequence)
+
+    def _retire(self, sequence: Sequence) -> None:
+        request = sequence.request
+        self.scheduler.release_sequence(sequence)
+        request.sequences.remove(sequence)
+        request.finished.append(sequence)
+
+    def _step_beams(self, request: Request) -> None:
+        params = request.params
+        if request.beam is None:
+            request.beam = BeamState(params.beam_size, params.patience, frozenset(params.stop_token_ids))
+        state = request.beam
+        beams = list(request.sequences)
+        scores = [s.cumulative_logprob for s in beams]
+        rows = [s.logprobs for s in beams if s.logprobs is not None]
+        branches = state.step([s.output_ids for s in beams], scores, rows)
+        by_source: dict[int, list[Branch]] = {}
+        for branch in branches:
+            by_source.setdefault(branch.source, []).append(branch)
+        successors: list[tuple[Branch, Sequence]] = []
+        for source, sequence in enumerate(beams):
+            sequence.logprobs = None
+            children = by_source.get(source, [])
+            if not children:
+                self.scheduler.release_sequence(sequence)
+                continue
+            # Forks first: the pages of the parent go on as those of its best child.
+            successors += [(branch, self.scheduler.fork(sequence)) for branch in children[1:]]
+            successors.append((children[0], sequence))
+        order = {id(branch): position for position, branch in enumerate(branches)}
+        successors.sort(key=lambda pair: order[id(pair[0])])
+        for branch, sequence in successors:
+            sequence.token_ids.append(branch.token)
+            sequence.cumulative_logprob = branch.score
+        request.sequences = [sequence for _, sequence in successors]
+        length = request.sequences[0].num_tokens - request.sequences[0].num_prompt if branches else 0
+        if state.complete or not branches or length >= params.max_tokens:
+            outputs = [s.output_ids for s in request.sequences]
+            state.close(outputs, [s.cumulative_logprob for s in request.sequences])
+            for sequence in request.sequences:
+                self.scheduler.release_sequence(sequence)
+            request.sequences = []
+
+    def _is_done(self, request: Request) -> bool:
+        if request.status is RequestStatus.FINISHED:
+            return False
+        if request.params.max_tokens == 0:
+            return request.sequences[0].num_uncomputed == 0
+        return not request.sequences
+
+    def _finish(self, request: Request) -> None:
+        params, prompt = request.params, len(request.work.inputs.prompt_token_ids)
+        if request.beam is not None:
+            completions = tuple(
+                Completion(ids, score, "length" if len(ids) >= params.max_tokens else "stop")
+                for ids, score in request.beam.finished.items()
+            )
+        else:
+            completions = tuple(
+                Completion(
+                    tuple(s.token_ids[prompt:]),
+                    s.cumulative_logprob,
+                    "stop" if s.finish_reason == "stop" else "length",
+                )
+                for s in request.finished
+            )
+        probe = None
+        if params.probe is not None:
+            probe = torch.stack([request.probe_rows[p] for p in params.probe.positions])
+        alignment = torch.cat(request.alignment, dim=1) if request.alignment else None
+        self.scheduler.finish(request)
+        self.deliver(request, GenerationOutput(request.work.key, completions, probe, alignment))

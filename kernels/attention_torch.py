@@ -1,0 +1,92 @@
+"""Paged attention in plain torch: the path for CPUs and the truth that other backends are tested against.
+
+Keys and values are read where they lie: a sequence's pages are joined into the fewest contiguous
+stretches and each is a view. Nothing here copies a whole sequence's cache.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .attention import AttentionMetadata, CrossAttentionMetadata, CrossCapture
+
+
+def store_kv(kv: Tensor, layer: int, attn: AttentionMetadata) -> None:
+    """See `attention.store_kv`."""
+    attn.cache[attn.slot_slabs, attn.slot_rows, layer] = kv.to(attn.cache.dtype)
+
+
+def attention(query: Tensor, layer: int, attn: AttentionMetadata) -> Tensor:
+    """See `attention.attention`."""
+    output = torch.empty_like(query)
+    starts = attn.query_start_loc
+    for index, runs in enumerate(attn.runs):
+        first, last = starts[index], starts[index + 1]
+        mask = _mask(last - first, attn.seq_lens[index], attn, query.device)
+        # [heads, tokens, head_dim]; a run's keys and values are [kv_heads, tokens, head_dim] views.
+        q = query[first:last].transpose(0, 1)
+        pieces = [attn.cache[slab, start:end, layer] for slab, start, end in runs]
+        keys = [p[:, 0].transpose(0, 1) for p in pieces]
+        values = [p[:, 1].transpose(0, 1) for p in pieces]
+        if len(runs) == 1:
+            out = F.scaled_dot_product_attention(
+                q[None], keys[0][None], values[0][None], attn_mask=mask, enable_gqa=q.shape[0] != keys[0].shape[0]
+            )[0]
+        else:
+            out = _attend_runs(q, keys, values, mask)
+        output[first:last] = out.transpose(0, 1)
+    return output
+
+
+def cross_attention(query: Tensor, layer: int, cross: CrossAttentionMetadata) -> Tensor:
+    """See `attention.cross_attention`."""
+    output = torch.empty_like(query)
+    for first, last, blocks in cross.spans:
+        slab, index = blocks[layer]
+        keys, values = cross.cache[slab, index]
+        q = query[first:last].transpose(0, 1)
+        output[first:last] = F.scaled_dot_product_attention(q[None], keys[None], values[None])[0].transpose(0, 1)
+        for capture in cross.captures:
+            if first <= capture.start and capture.stop <= last:
+                _capture_scores(query, keys, layer, capture)
+    return output
+
+
+def _capture_scores(query: Tensor, keys: Tensor, layer: int, capture: CrossCapture) -> None:
+    for slot, (head_layer, head) in enumerate(capture.heads):
+        if head_layer == layer:
+            q = query[capture.start : capture.stop, head].float()
+            capture.scores[slot] = (q * q.shape[-1] ** -0.5) @ keys[head].float().T
+
+
+def _mask(queries: int, keys: int, attn: AttentionMetadata, device: torch.device) -> Tensor | None:
+    """bool [queries, keys], True where a query may look; None where every query sees every key."""
+    if (queries == 1 or not attn.causal) and (attn.window is None or keys <= attn.window):
+        return None
+    key = torch.arange(keys, device=device)
+    position = torch.arange(keys - queries, keys, device=device)[:, None]
+    mask = key <= position if attn.causal else torch.ones(queries, keys, dtype=torch.bool, device=device)
+    if attn.window is not None:
+        mask = mask & (key > position - attn.window)
+    return mask
+
+
+def _attend_runs(q: Tensor, keys: list[Tensor], values: list[Tensor], mask: Tensor | None) -> Tensor:
+    """Attention over several stretches of keys as if they were one; q [heads, tokens, head_dim]."""
+    heads, tokens, head_dim = q.shape
+    kv_heads = keys[0].shape[0]
+    # The queries that share a key head stand together as rows: [kv_heads, group * tokens, head_dim].
+    rows = (q * head_dim**-0.5).reshape(kv_heads, -1, head_dim)
+    scores = torch.cat([rows @ k.transpose(1, 2) for k in keys], dim=-1)
+    if mask is not None:
+        scores = scores.view(kv_heads, -1, tokens, mask.shape[1]).masked_fill(~mask, float("-inf"))
+        scores = scores.view(kv_heads, -1, mask.shape[1])
+    weights = scores.softmax(dim=-1)
+    parts = weights.split([k.shape[1] for k in keys], dim=-1)
+    out = torch.stack([w @ v for w, v in zip(parts, values, strict=True)]).sum(dim=0)
+    return out.view(heads, tokens, head_dim)

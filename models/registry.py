@@ -1,0 +1,54 @@
+"""The table of model families: how a checkpoint of each becomes a Model and a ModelProcessor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from .base import Model, ModelError, ModelProcessor
+from .weights import detect_format, open_whisper, read_config, tokenizer_file
+from .whisper import WhisperConfig, WhisperModel
+from .whisper_processor import WhisperProcessor
+
+LoadedFamily = tuple[Model, ModelProcessor]
+
+
+def _load_whisper(path: Path, name: str, dtype: torch.dtype) -> LoadedFamily:
+    config, weights = open_whisper(path)
+    model = WhisperModel(WhisperConfig.from_checkpoint(config), dtype)
+    model.load_weights(weights)
+    return model, WhisperProcessor(config, tokenizer_file(path), name)
+
+
+@dataclass(frozen=True)
+class Family:
+    """load: (files, served name, dtype) → model with its weights, and its processor. Raises ModelError."""
+
+    load: Callable[[Path, str, torch.dtype], LoadedFamily]
+
+
+FAMILIES: Mapping[str, Family] = {
+    "whisper": Family(_load_whisper),
+}
+
+
+def model_type(path: Path) -> str:
+    """The architecture's name as checkpoints write it. Raises ModelError where none can be read."""
+    kind = detect_format(path)
+    if kind == "ctranslate2":
+        return "whisper"  # the reader refuses CTranslate2 files of other architectures
+    if kind == "gguf":
+        raise ModelError(f"{path.name}: GGUF models cannot be served yet")
+    return str(read_config(path).get("model_type"))
+
+
+def load(path: Path, name: str, dtype: torch.dtype) -> LoadedFamily:
+    """Builds the model that lies at a path. Raises ModelError."""
+    family = FAMILIES.get(model_type(path))
+    if family is None:
+        known = ", ".join(sorted(FAMILIES))
+        raise ModelError(f"{name} is of architecture {model_type(path)!r}; supported: {known}")
+    return family.load(path, name, dtype)
