@@ -18,7 +18,7 @@ from typing import BinaryIO
 import av
 import numpy as np
 from av.audio.stream import AudioStream
-from av.container import Flags, InputContainer
+from av.container import InputContainer
 from av.stream import Discard
 
 from .audio import SAMPLE_RATE
@@ -40,10 +40,10 @@ AUDIO_CODECS = (
     "pcm_u32le,pcm_u8,speex,truehd,tta,vorbis,wavpack,wmalossless,wmapro,wmav1,wmav2,"
     "wmavoice"
 )
+GEN_PTS = 1  # AVFMT_FLAG_GENPTS
 MIN_RATE, MAX_RATE = 1_000, 768_000  # samples per second that a real recording can have
 MAX_CHANNELS_WITH_LAYOUT = 8  # above this FFmpeg has no downmix
 MAX_FAULTS = 20_000  # undecodable packets in a row after which the rest counts as damaged
-MAX_READ_ERRORS = 16  # times that reading is resumed after a fault in the container
 LENGTH_TOLERANCE = 0.25  # seconds that may be missing from the length in a header
 ESTIMATED_LENGTH = frozenset({"aac", "ac3", "dts", "eac3", "loas", "mp3", "mpeg"})  # no length in the header
 MAX_PROBE_PACKETS = 5_000  # packets looked at to find out whether a claimed length is true
@@ -160,7 +160,7 @@ def _open(file: BinaryIO) -> tuple[InputContainer, AudioStream]:
             "The file is not in a known audio or video format, or it is damaged."
         ) from error
     # PyAV asks FFmpeg to invent missing timestamps, for which it would queue packets without bound.
-    container.flags &= ~int(Flags.gen_pts.value)
+    container.flags &= ~GEN_PTS
     stream = next(iter(container.streams.audio), None)
     if stream is None:
         with closing(container):
@@ -216,25 +216,23 @@ def _decode(container: InputContainer, stream: AudioStream, limits: MediaLimits)
     store.extend(resampler.flush())
     if store.full:
         raise _too_long(limits)
+    claimed = float(stream.duration * stream.time_base) if stream.duration and stream.time_base else 0.0
     if store.count == 0:
-        if damaged:
+        if damaged or claimed > 0:
             raise UndecodableMedia("The file is damaged: nothing in it can be decoded.")
         raise EmptyMedia("The file has no audio samples.")
-    claimed = float(stream.duration * stream.time_base) if stream.duration and stream.time_base else 0.0
     name = container.format.name
     short = name not in ESTIMATED_LENGTH and store.count / SAMPLE_RATE < claimed - LENGTH_TOLERANCE
     return DecodedAudio(store.take(), damaged or short, name, stream.codec_context.name)
 
 
 def _packets(container: InputContainer, stream: AudioStream) -> Iterator[av.Packet | None]:
-    """The stream's packets, the last of them empty to flush the decoder; None for a fault while reading."""
-    for _ in range(MAX_READ_ERRORS):
-        try:
-            yield from container.demux(stream)
-            return
-        except av.FFmpegError:
-            yield None
-    yield av.Packet()
+    """The stream's packets, the last of them empty to flush the decoder; None where reading ended early."""
+    try:
+        yield from container.demux(stream)
+    except av.FFmpegError:
+        yield None
+        yield av.Packet()
 
 
 class _BadFrame(Exception):
