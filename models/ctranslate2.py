@@ -41,8 +41,11 @@ ARCHITECTURE = {
     "decoder/scale_embeddings": 0,
     "decoder/start_from_zero_embedding": 0,
 }
-# The alignment heads of the binary are stubs; the true ones are in config.json.
-IGNORED = ("decoder/alignment_heads", "decoder/alignment_layer", "encoder/num_heads", "decoder/num_heads")
+IGNORED = (
+    *("encoder/num_heads", "decoder/num_heads"),  # read for the configuration
+    *("decoder/alignment_heads", "decoder/alignment_layer"),  # stubs; the true ones are in config.json
+    *("decoder/scale_alibi", "decoder/alibi_use_positive_positions"),  # without effect where alibi is 0
+)
 
 PLAIN = {
     "encoder/conv1/weight": "model.encoder.conv1.weight",

@@ -27,7 +27,6 @@ from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
     HfHubHTTPError,
-    HFValidationError,
     HTTPError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
@@ -71,7 +70,7 @@ def parse(name: str) -> HubName | None:
 
 
 def fetch(name: HubName, revision: str | None) -> Path:
-    """Downloads what the cache lacks. Returns the snapshot's directory or the GGUF file. Raises ModelError."""
+    """Downloads what the cache lacks. Returns the snapshot's folder or the GGUF file. Raises ModelError."""
     with _errors(name, revision):
         listing = None if constants.HF_HUB_OFFLINE else _listing(name, revision)
         if listing is None:
@@ -138,7 +137,12 @@ def remove(name: HubName) -> None:
     repo = next((r for r in _repos() if r.repo_id == name.repo_id), None)
     if repo is None:
         raise ModelError(f"{name.repo_id} is not downloaded")
-    shutil.rmtree(repo.repo_path)
+    if name.quant is not None:
+        raise ModelError(f"a repository is removed as a whole: name {name.repo_id}")
+    try:
+        shutil.rmtree(repo.repo_path)
+    except OSError as error:
+        raise ModelError(f"cannot remove {name.repo_id}: {error.strerror}") from None
 
 
 def _repos() -> list[CachedRepoInfo]:
@@ -206,7 +210,7 @@ def _errors(name: HubName, revision: str | None) -> Iterator[None]:
         raise ModelError(f"{name.repo_id} has no revision {revision!r}") from None
     except HfHubHTTPError as error:
         raise ModelError(f"the hub answered {error.response.status_code} for {name.repo_id}") from None
-    except (HFValidationError, EntryNotFoundError):
+    except (ValueError, EntryNotFoundError):
         raise ModelError(f"{name.repo_id} cannot be fetched from the hub") from None
     except HTTPError as error:
         raise ModelError(

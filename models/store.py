@@ -55,12 +55,12 @@ class ModelStore:
         revision: branch, tag or commit of a hub repository. Raises ModelError.
         """
         hub_name = hub.parse(name)
-        local = Path(name).expanduser()
-        if local.exists() or name in self.packs:
+        local = _local(name)
+        if local is not None or name in self.packs:
             if revision is not None:
                 raise ModelError(f"{name} has no revisions: only models of the hub do")
-            return local if local.exists() else self._pack_path(self.packs[name], download)
-        if hub_name is None or local.is_absolute():
+            return local or self._pack_path(self.packs[name], download)
+        if hub_name is None:
             known = ", ".join(sorted(self.packs))
             raise ModelError(
                 f"no model {name!r}: give a local path, a hub name owner/repo, or one of {known}"
@@ -104,6 +104,15 @@ class ModelStore:
     def defaults(self) -> list[str]:
         """Names of the models that are served when none is named."""
         return [pack.alias for pack in self.packs.values() if pack.default]
+
+
+def _local(name: str) -> Path | None:
+    """An existing file or directory; None for every other text, however strange."""
+    try:
+        path = Path(name).expanduser()
+        return path if name and path.exists() else None
+    except (OSError, RuntimeError):  # longer than a file name may be; the home of an unknown user
+        return None
 
 
 def resolve(name: str, revision: str | None = None, download: bool = True) -> Path:

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-
 from sensorium.models import store
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -15,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 @pytest.fixture(scope="session")
 def media() -> Path:
     """The folder of real recordings, images and documents (SENSORIUM_MEDIA)."""
-    folder = Path(os.environ.get("SENSORIUM_MEDIA", ROOT / ".." / "shared" / "media")).resolve()
+    folder = (ROOT / os.environ.get("SENSORIUM_MEDIA", "../shared/media")).resolve()
     if not (folder / "audio").is_dir():
         pytest.fail("the test media are absent: set SENSORIUM_MEDIA to their folder", pytrace=False)
     return folder
