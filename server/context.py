@@ -1,0 +1,56 @@
+"""What every request handler needs, made once for an app."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass
+from typing import cast
+
+from fastapi import Request
+
+from ..engine.engine import Engine
+from . import errors
+from .config import MIB, ServerConfig
+from .limits import ByteBudget, RequestQueue, WorkerPool
+from .names import ModelNames
+
+MOST_MEDIA_WORKERS = 4
+
+
+@dataclass(frozen=True)
+class Context:
+    """uploads, decoded: bytes of requests under way. decoding: held until the decoded audio has room."""
+
+    engine: Engine
+    config: ServerConfig
+    names: ModelNames
+    queue: RequestQueue
+    uploads: ByteBudget
+    decoded: ByteBudget
+    decoding: asyncio.Semaphore
+    workers: WorkerPool
+
+    @classmethod
+    def create(cls, engine: Engine, config: ServerConfig) -> Context:
+        """Raises ConfigError for an alias of a model that is not loaded."""
+        workers = config.media_workers or min(MOST_MEDIA_WORKERS, len(os.sched_getaffinity(0)))
+        return cls(
+            engine=engine,
+            config=config,
+            names=ModelNames(engine, config.aliases),
+            queue=RequestQueue(config.max_queue),
+            uploads=ByteBudget(config.max_inflight_mb * MIB),
+            decoded=ByteBudget(config.max_decoded_mb * MIB),
+            decoding=asyncio.Semaphore(workers),
+            workers=WorkerPool(workers),
+        )
+
+    def require_engine(self) -> None:
+        """Raises ApiError 503 when the engine cannot run anything."""
+        if not self.engine.healthy:
+            raise errors.unavailable()
+
+
+def context_of(request: Request) -> Context:
+    return cast(Context, request.app.state.context)

@@ -1,0 +1,58 @@
+"""Server-sent events of a transcription: `data:` lines only, closed by `data: [DONE]`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from typing import Any
+
+import orjson
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from .disconnect import unless_gone
+from .errors import ClientGone
+
+logger = logging.getLogger(__name__)
+DONE = b"data: [DONE]\n\n"
+
+
+def event(body: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(body) + b"\n\n"
+
+
+class DeltaText:
+    """Cuts a growing text into deltas whose concatenation is the text stripped at both ends.
+
+    White space that might turn out to be the last is held back until more text follows.
+    """
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._held = ""
+
+    def push(self, text: str) -> str:
+        """The delta for `text`, "" when there is nothing to send yet."""
+        grown = self._held + text if self.text else text.lstrip()
+        delta = grown.rstrip()
+        self._held = grown[len(delta) :]
+        self.text += delta
+        return delta
+
+
+class EventStream(StreamingResponse):
+    """A stream that ends `resources` when it is over, and at once when the client leaves."""
+
+    def __init__(self, events: AsyncIterator[bytes], resources: ExitStack) -> None:
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(events, headers=headers, media_type="text/event-stream; charset=utf-8")
+        self._resources = resources
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Starlette's own way of noticing a client that left depends on the server's ASGI version.
+        with self._resources:
+            try:
+                await unless_gone(receive, self.stream_response(send))
+            except ClientGone:
+                logger.info("the client left its stream")
