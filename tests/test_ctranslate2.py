@@ -60,7 +60,7 @@ def tiny_model(seed: int = 0) -> WhisperForConditionalGeneration:
         **{"vocab_size": 61, "num_mel_bins": 5, "d_model": 128, "max_source_positions": 6, "pad_token_id": 0},
         **{"encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 24, "bos_token_id": 0},
         **{"decoder_layers": 3, "decoder_attention_heads": 2, "decoder_ffn_dim": 20, "eos_token_id": 0},
-        **{"max_target_positions": 7, "decoder_start_token_id": 0},
+        **{"max_target_positions": 7, "decoder_start_token_id": 0, "begin_suppress_tokens": [1]},
     )
     model = WhisperForConditionalGeneration(config)
     with torch.no_grad():
@@ -164,6 +164,19 @@ def test_every_stored_type(tmp_path: Path, quantization: str | None, relative: f
     for name, tensor in expected.items():
         assert loaded[name].shape == tensor.shape
         assert (loaded[name].float() - tensor).abs().max() <= relative * tensor.abs().max() + 1e-8, name
+
+
+def test_both_formats_give_the_same_checkpoint(tmp_path: Path) -> None:
+    model = tiny_model()
+    model.save_pretrained(tmp_path / "hub")
+    (hub_config, hub_weights), (config, weights) = (
+        open_whisper(folder) for folder in (tmp_path / "hub", convert(model, tmp_path / "m", None))
+    )
+    keys = (*WHISPER_SIZES, "alignment_heads")
+    assert [hub_config[key] for key in keys] == [config[key] for key in keys]
+    expected, loaded = dict(hub_weights), dict(weights)
+    assert expected.keys() == loaded.keys()
+    assert all(torch.equal(tensor, loaded[name]) for name, tensor in expected.items())
 
 
 def test_int8_divides_by_the_scale(tmp_path: Path, variables: Variables) -> None:
