@@ -209,7 +209,12 @@ class Engine:
 
     def step(self) -> None:
         """schedule → execute → update."""
-        for output in self.scheduler.schedule():
+        outputs = self.scheduler.schedule()
+        while self.scheduler.unservable:
+            request = self.scheduler.unservable.pop()
+            self.scheduler.finish(request)
+            request.owner.fail(ProgramFailed("the request needs more cache than --kv-cache-mb gives"))
+        for output in outputs:
             try:
                 result = self.runners[output.model].execute(output)
             except Exception:

@@ -61,6 +61,7 @@ class Scheduler:
         self.groups: dict[str, CacheGroups] = {}
         self.waiting: list[Request] = []
         self.running: list[Request] = []
+        self.unservable: list[Request] = []  # could not be admitted into an empty arena; the engine ends them
         self.num_preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
@@ -167,6 +168,13 @@ class Scheduler:
             if cost > encoder_budget and encoder_budget < self.config.max_num_encoder_tokens:
                 break
             fresh_cross = self._admit(request, budget)
+            if fresh_cross is None and not self.running:
+                # Cached pages that lie scattered can keep a slab from everyone: start from an empty arena.
+                self._forget_everything()
+                fresh_cross = self._admit(request, budget)
+                if fresh_cross is None:
+                    self.unservable.append(request)
+                    break
             if fresh_cross is None:
                 break
             encoder_budget -= cost
@@ -202,9 +210,16 @@ class Scheduler:
             except NoFreeBlocks:
                 victim = max((r for r in self.running if r not in scheduled), key=lambda r: r.rank)
                 self.preempt(victim)
+                if not self.running:
+                    self._forget_everything()
                 if victim is sequence.request:
                     return False
         return True
+
+    def _forget_everything(self) -> None:
+        """Drops all cached content. Only while nothing runs: then the whole arena is free afterwards."""
+        for group in self.pool.groups:
+            self.pool.forget(group)
 
     def _has_cross(self, request: Request) -> bool:
         groups, item = self.groups[request.model], request.encoder_item
