@@ -39,6 +39,7 @@ from .weights import INDEX_FILE, SINGLE_FILE, detect_format, read_json
 logger = logging.getLogger(__name__)
 
 NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::([\w.-]+))?", re.ASCII)
+TIMEOUT_SECONDS = 10
 SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 GGUF_PART = re.compile(r"-(\d{5})-of-(\d{5})$")
 SIDE_SUFFIXES = (".json", ".txt", ".jinja")
@@ -89,7 +90,9 @@ def fetch(name: HubName, revision: str | None) -> Path:
 def _listing(name: HubName, revision: str | None) -> list[str] | None:
     """The repository's files; None without a connection."""
     try:
-        return HfApi().list_repo_files(name.repo_id, revision=revision)
+        # One request: the call that lists files tries again for half a minute where there is no network.
+        info = HfApi().model_info(name.repo_id, revision=revision, timeout=TIMEOUT_SECONDS)
+        return [file.rfilename for file in info.siblings or ()]
     except HfHubHTTPError as error:
         if error.response.status_code < 500:
             raise
@@ -147,7 +150,7 @@ def remove(name: HubName) -> None:
 
 def _repos() -> list[CachedRepoInfo]:
     try:
-        return [repo for repo in scan_cache_dir().repos if repo.repo_type == "model"]
+        return [repo for repo in scan_cache_dir(constants.HF_HUB_CACHE).repos if repo.repo_type == "model"]
     except CacheNotFound:
         return []
 

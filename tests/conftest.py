@@ -88,7 +88,7 @@ class PackageIndexHandler(BaseHTTPRequestHandler):
 def package_index(monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
     """An empty package index that pip uses for the length of a test."""
     index = PackageIndex()
-    thread = threading.Thread(target=index.serve_forever)
+    thread = threading.Thread(target=index.serve_forever, args=(0.05,))
     thread.start()
     for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_CONSTRAINT"):
         monkeypatch.delenv(name, raising=False)
