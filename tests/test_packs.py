@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from sensorium.models import packs
 from sensorium.models.base import ModelError
 from sensorium.models.packs import Pack, PackFile, read_packs
@@ -97,6 +98,16 @@ def test_pull(tmp_path: Path, package_index: Any) -> None:
     before = package_index.fetched.copy()
     packs.ensure(TOY, root)
     assert package_index.fetched == before
+
+
+def test_progress_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(packs, "Console", lambda **_: Console(file=screen, force_terminal=True, width=100))
+    with packs._progress(TOY) as advance:
+        advance(TOY.download_bytes // 2)
+        advance(TOY.download_bytes * 2)
+    assert "Downloading toy" in screen.getvalue()
+    assert f"{TOY.download_bytes / 1000:.1f}/" in screen.getvalue()
 
 
 def test_damaged_cache_is_fetched_again(tmp_path: Path, package_index: Any) -> None:
