@@ -116,8 +116,8 @@ def _complete(folder: Path, name: HubName) -> Path | None:
     try:
         chosen = choose(present, name)
         if INDEX_FILE in chosen:
-            shards = read_json(folder / INDEX_FILE).get("weight_map", {}).values()
-            if not set(shards) <= set(present):
+            shards = read_json(folder / INDEX_FILE).get("weight_map")
+            if not isinstance(shards, dict) or any(shard not in present for shard in shards.values()):
                 return None
         return _result(folder, chosen)
     except ModelError:
@@ -213,9 +213,9 @@ def _errors(name: HubName, revision: str | None) -> Iterator[None]:
         raise ModelError(f"{name.repo_id} has no revision {revision!r}") from None
     except HfHubHTTPError as error:
         raise ModelError(f"the hub answered {error.response.status_code} for {name.repo_id}") from None
-    except (ValueError, EntryNotFoundError):
-        raise ModelError(f"{name.repo_id} cannot be fetched from the hub") from None
-    except HTTPError as error:
+    except (ValueError, EntryNotFoundError) as error:
+        raise ModelError(f"{name.repo_id} cannot be fetched from the hub ({type(error).__name__})") from None
+    except (HTTPError, RuntimeError) as error:  # RuntimeError: how the Xet transfer library reports failures
         raise ModelError(
             f"the download of {name.repo_id} broke off ({type(error).__name__}); try again"
         ) from None

@@ -47,6 +47,7 @@ class Hub(ThreadingHTTPServer):
         self.tokens: set[str | None] = set()
         self.gated: set[str] = set()
         self.failing = False
+        self.cut: set[str] = set()
 
     @property
     def url(self) -> str:
@@ -111,6 +112,9 @@ class HubHandler(BaseHTTPRequestHandler):
             data, status = data[int(first) : end], 206
         if self.command == "GET":
             self.server.fetched[file] += len(data)
+        if file in self.server.cut and self.command == "GET":
+            headers["Content-Length"] = str(len(data))
+            data = data[: len(data) // 2]
         self.reply(status, headers, data)
 
     def reply_json(self, value: object) -> None:
@@ -118,7 +122,7 @@ class HubHandler(BaseHTTPRequestHandler):
 
     def reply(self, status: int, headers: dict[str, str] | None = None, body: bytes = b"") -> None:
         self.send_response(status)
-        for key, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
+        for key, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
             self.send_header(key, value)
         self.end_headers()
         if self.command != "HEAD":
@@ -237,6 +241,18 @@ def test_without_connection_the_cache_serves(server: Hub, monkeypatch: pytest.Mo
     for absent, revision in ((name, "v1"), (HubName("o/other", None), None)):
         with pytest.raises(ModelError, match=r"is not downloaded and the hub cannot be reached$"):
             hub.fetch(absent, revision)
+
+
+def test_download_that_breaks_off(server: Hub) -> None:
+    data = save({"a": torch.arange(50_000)})
+    server.repos["o/r"] = {"model.safetensors": data, **SIDE}
+    server.cut = {"model.safetensors"}
+    with pytest.raises(ModelError, match=r"o/r .*\(\w+\)") as caught:
+        hub.fetch(HubName("o/r", None), None)
+    assert "\n" not in str(caught.value)
+    assert hub.find_cached(HubName("o/r", None), None) is None
+    server.cut = set()
+    assert (hub.fetch(HubName("o/r", None), None) / "model.safetensors").read_bytes() == data
 
 
 def test_offline_asks_nobody(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
