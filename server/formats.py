@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from collections.abc import Collection
 from typing import Any
@@ -15,6 +16,8 @@ TEXT_TYPE = "text/plain; charset=utf-8"
 JSON_TYPE = "application/json"
 # U+FFFD marks bytes that were no character, and a lone surrogate cannot be written as UTF-8.
 _UNWRITABLE = {0xFFFD: None, **dict.fromkeys(range(0xD800, 0xE000))}
+
+_ARROW = re.compile("--+>")  # "-->" ends the times of a cue and must not be in its text
 
 
 def media_type(response_format: str) -> str:
@@ -127,7 +130,7 @@ def vtt(result: Transcription) -> str:
 
 def _cues(result: Transcription) -> list[tuple[Segment, str]]:
     """Segments with the text of their cues: one line, for a blank line would end the cue."""
-    texts = (" ".join(clean(s.text).replace("-->", "->").split()) for s in result.segments)
+    texts = (" ".join(_ARROW.sub("->", clean(s.text)).split()) for s in result.segments)
     return [(segment, text) for segment, text in zip(result.segments, texts, strict=True) if text]
 
 

@@ -22,6 +22,8 @@ from .loading import start_engine
 
 logger = logging.getLogger(__name__)
 
+KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections, so that none is closed in their face
+
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     """Adds the `serve` command; `run` takes what it parses."""
@@ -41,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         return _refuse(str(error), exits.USAGE)
     logs.configure(config.log_level)
     try:
-        listener = _bind(config.host, config.port)
+        listener = bind(config.host, config.port)
     except OSError as error:
         where = f"{config.host}:{config.port}"
         return _refuse(f"cannot listen on {where}: {error.strerror or error}", exits.UNAVAILABLE)
@@ -63,8 +65,11 @@ def _refuse(message: str, code: int) -> int:
     return code
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    """A bound socket, taken before models are loaded: a port in use is told at once. Raises OSError."""
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket, taken before models are loaded: a port in use is told at once. Raises OSError.
+
+    Its protocol number is TCP's, not 0: asyncio switches Nagle's delay off for such sockets only.
+    """
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, protocol)
     try:
@@ -108,6 +113,7 @@ def _serve(engine: Engine, config: ServerConfig, listener: socket.socket) -> int
             server_header=False,
             ws="none",
             timeout_graceful_shutdown=config.drain_seconds,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
         ),
         [model.name for model in engine.models()],
     )
