@@ -52,12 +52,11 @@ def test_constants_are_consistent() -> None:
 
 
 @pytest.mark.parametrize("n_mels", [80, 128])
-def test_filters_equal_librosa_and_the_reference(n_mels: int) -> None:
-    ours = audio.mel_filters(n_mels, torch.device("cpu")).numpy()
-    assert ours.shape == (n_mels, 201)
-    theirs = librosa.filters.mel(sr=16_000, n_fft=400, n_mels=n_mels)
-    assert np.abs(ours - theirs).max() <= 1e-6
-    assert np.abs(ours - whisper.audio.mel_filters("cpu", n_mels).numpy()).max() <= 1e-6
+def test_filters_are_those_of_librosa_and_the_reference(n_mels: int) -> None:
+    ours = audio.mel_filters(n_mels, torch.device("cpu"))
+    assert ours.dtype == torch.float32
+    assert np.array_equal(ours.numpy(), librosa.filters.mel(sr=16_000, n_fft=400, n_mels=n_mels))
+    assert torch.equal(ours, whisper.audio.mel_filters("cpu", n_mels))
 
 
 def test_every_recording_equals_the_reference(media: Path) -> None:
@@ -67,23 +66,19 @@ def test_every_recording_equals_the_reference(media: Path) -> None:
             theirs = whisper.log_mel_spectrogram(samples, n_mels, padding=480_000)
             assert ours.dtype == torch.float32
             assert ours.shape == theirs.shape == (n_mels, len(samples) // 160 + 3000), name
-            assert (ours - theirs).abs().max() <= 2e-5, name
+            assert (ours - theirs).abs().max() <= 1e-6, name
 
 
 @pytest.mark.parametrize(
     "count", [0, 1, 2, 159, 160, 161, 199, 200, 201, 399, 400, 4_000, 480_000, 480_001, 961_234]
 )
-def test_every_length_is_bit_equal_with_the_reference_filters(
-    count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        audio, "mel_filters", lambda n_mels, device: whisper.audio.mel_filters(device, n_mels)
-    )
+def test_every_length_equals_the_reference(count: int) -> None:
     samples = noise(count)
     samples[count // 2 :] *= 1e-6
     theirs = whisper.log_mel_spectrogram(samples, padding=480_000)
-    assert torch.equal(audio.log_mel_spectrogram(samples), theirs)
-    assert torch.equal(audio.log_mel_spectrogram(torch.from_numpy(samples)), theirs)
+    for ours in (audio.log_mel_spectrogram(samples), audio.log_mel_spectrogram(torch.from_numpy(samples))):
+        assert ours.shape == theirs.shape
+        assert (ours - theirs).abs().max() <= 1e-6
 
 
 @pytest.mark.parametrize("frames", [7, 1000, 2999])

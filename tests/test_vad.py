@@ -75,7 +75,7 @@ def package() -> Any:
         return silero_vad, silero_vad.load_silero_vad()
 
 
-def shape(seconds: float, exponent: float, level: float) -> np.ndarray:
+def coloured_noise(seconds: float, exponent: float, level: float) -> np.ndarray:
     """Noise whose power falls with frequency to the given exponent: 0 white, 1 pink, 2 brown."""
     count = int(seconds * 16_000)
     spectrum = np.fft.rfft(np.random.default_rng(7).standard_normal(count))
@@ -124,7 +124,7 @@ def test_what_is_not_speech_yields_nothing(media: Path, detector: SpeechDetector
 @pytest.mark.parametrize("exponent", [0.0, 1.0, 2.0])
 @pytest.mark.parametrize("level", [0.0, 0.001, 0.01, 0.1, 0.3])
 def test_noise_and_zeros_yield_nothing(detector: SpeechDetector, exponent: float, level: float) -> None:
-    assert detector.speech_regions(shape(20, exponent, level)) == []
+    assert detector.speech_regions(coloured_noise(20, exponent, level)) == []
 
 
 @pytest.mark.parametrize("count", [0, 1, 511, 512, 513])
@@ -197,7 +197,7 @@ def test_regions_hold_their_invariants(values: np.ndarray, options: VadOptions, 
     check_regions(regions, length)
     # Long loud speech is never lost: every run of frames above the threshold and the minimum is covered.
     start = None
-    for frame, loud in enumerate([*(values >= options.threshold), False]):
+    for frame, loud in enumerate([*(v >= options.threshold for v in values.tolist()), False]):
         if loud and start is None:
             start = frame
         elif not loud and start is not None:
