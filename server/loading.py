@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..engine.config import EngineConfig
 from ..engine.engine import Engine
 from ..models import store
+
+logger = logging.getLogger(__name__)
 
 
 def served_name(name: str) -> str:
@@ -20,6 +23,7 @@ def start_engine(config: EngineConfig, names: Sequence[str]) -> Engine:
     """Downloads what is missing, loads every model and starts. Raises ModelError."""
     engine = Engine(config)
     for name in names:
+        logger.info("loading model=%s", name)
         engine.load(served_name(name), store.resolve(name))
     engine.start()
     return engine

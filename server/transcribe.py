@@ -203,7 +203,7 @@ class _BarMeter:
 
 @contextmanager
 def _meter(files: int) -> Iterator[Meter]:
-    console = Console(stderr=True)
+    console = Console(stderr=True, soft_wrap=True)  # results on the same terminal keep their lines
     if not console.is_terminal:
         yield _NoMeter()
         return

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from ..engine.engine import EngineDead, ProgramAborted, ProgramFailed, ProgramRun
 from ..models.speech import OptionError, Task, Transcription
 from ..processors import media as decoder
+from ..processors.audio import SAMPLE_RATE
 from . import errors, formats, sse
 from .config import MIB, MIN_AUDIO_SECONDS, ServerConfig
 from .context import Context, context_of
@@ -87,6 +88,9 @@ async def _start(
         program = await unless_gone(request.receive, prepare)
         run = context.engine.run(wanted.model.name, program)
     resources.callback(run.abort)
+    seconds = len(samples) / SAMPLE_RATE
+    name, kind = wanted.model.name, wanted.response_format
+    logger.info("task=%s model=%s seconds=%.2f format=%s", task, name, seconds, kind)
     return wanted, run
 
 
