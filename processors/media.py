@@ -262,13 +262,15 @@ class _Resampler:
         kind = (frame.format.name, frame.layout.name, frame.sample_rate)
         if kind != self._kind:
             yield from self.flush()
-            self._kind = kind
             self._resampler = av.AudioResampler("s16", "mono", SAMPLE_RATE)
-        for out in self._resampler.resample(frame):
+        converted = self._resampler.resample(frame)
+        self._kind = kind  # only now: a kind that cannot be converted leaves nothing to flush
+        for out in converted:
             yield out.to_ndarray()[0]
 
     def flush(self) -> Iterator[np.ndarray]:
         if self._kind is not None:
+            self._kind = None
             for out in self._resampler.resample(None):
                 yield out.to_ndarray()[0]
 
