@@ -85,7 +85,8 @@ def attention_matrix(scores: Tensor, prefix: int, size: int) -> Tensor:
     """
     weights = scores[:, :, : size // FRAMES_PER_STEP].float().softmax(dim=-1)
     std, mean = torch.std_mean(weights, dim=-2, keepdim=True, unbiased=False)
-    weights = (weights - mean) / std
+    # A head that gives a position the same weight (mostly none at all) for every token tells nothing there.
+    weights = torch.where(std > 0, (weights - mean) / std, 0.0)
     return median_filter(weights[:, prefix:-1], MEDIAN_WIDTH).mean(dim=0)
 
 

@@ -98,9 +98,7 @@ class WhisperTokenizer:
         for name, expected in names.items():
             found = self._tokenizer.token_to_id(name)
             if found is not None and found != expected:
-                raise ModelError(
-                    f"the tokenizer file gives {name} the id {found}, the model needs {expected}"
-                )
+                raise ModelError(f"the tokenizer file gives {name} the id {found}, not {expected}")
         if self._tokenizer.token_to_id("<|startoftranscript|>") is None:
             raise ModelError("the tokenizer file is not Whisper's: <|startoftranscript|> is missing")
 
