@@ -15,7 +15,7 @@ from . import exits
 from .flags import ArgumentParser
 
 # command → module with add_parser(subparsers) and run(args) → exit code
-COMMANDS = {"serve": "serve", "transcribe": "transcribe", "models": "models_cli"}
+COMMANDS = {"serve": "serve", "transcribe": "transcribe", "models": "models_cli", "bench": "bench"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
