@@ -55,15 +55,18 @@ def block_shape(spec: KVGroupSpec) -> tuple[int, ...]:
     """The tensor shape of one block of a group (see KVGroupSpec)."""
     if spec.kind == "cross":
         return (2, spec.num_kv_heads, spec.encoder_len, spec.head_dim)
-    return (BLOCK_SIZE, spec.num_layers, 2, spec.num_kv_heads, spec.head_dim)
+    if spec.kind == "state":
+        return (spec.state_size,)
+    return (BLOCK_SIZE, spec.num_layers, 1 if spec.latent else 2, spec.num_kv_heads, spec.head_dim)
 
 
 @dataclass(eq=False)
 class LayerGroup:
     """A registered group: its view of the arena and its free blocks.
 
-    view: "full": [slabs, blocks per slab x 16, layers, 2, kv_heads, head_dim];
-    "cross": [slabs, blocks per slab, 2, kv_heads, encoder_len, head_dim]. Both alias the arena.
+    view: "full": [slabs, blocks per slab x 16, layers, planes, kv_heads, head_dim];
+    "cross": [slabs, blocks per slab, 2, kv_heads, encoder_len, head_dim];
+    "state": [slabs, blocks per slab, state_size]. All alias the arena.
     """
 
     model: str
@@ -105,7 +108,7 @@ class BlockPool:
             need = -(-prod(shape) * itemsize // 2**20)
             raise CacheConfigError(f"model {model} needs --slab-mb {need} or more for its {spec.name} cache")
         # One row of the view is what a slot or a block index addresses: a token, or a whole cross block.
-        rows, row_shape = (per_slab, shape) if spec.kind == "cross" else (per_slab * BLOCK_SIZE, shape[1:])
+        rows, row_shape = (per_slab * BLOCK_SIZE, shape[1:]) if spec.kind == "full" else (per_slab, shape)
         strides = [prod(row_shape[i + 1 :]) for i in range(len(row_shape))]
         view = self.arena.view(spec.dtype).as_strided(
             (self.num_slabs, rows, *row_shape),
@@ -204,7 +207,7 @@ class BlockPool:
 
     def copy(self, group: LayerGroup, source: Block, target: Block) -> None:
         """Copies one block's content."""
-        rows = 1 if group.spec.kind == "cross" else BLOCK_SIZE
+        rows = BLOCK_SIZE if group.spec.kind == "full" else 1
         view = group.view
         view[target.slab, target.index * rows : (target.index + 1) * rows] = view[
             source.slab, source.index * rows : (source.index + 1) * rows

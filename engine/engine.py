@@ -20,11 +20,12 @@ from ..models.base import GenerationOutput, GenerationRequest, ModelError, Model
 from .block_pool import BlockPool, CacheConfigError
 from .config import EngineConfig
 from .encoder_cache import EncoderCache
+from .kv_cache_manager import CacheGroups
 from .model_runner import ModelRunner
 from .output import OutputProcessor
 from .program import EngineDead, ProgramAborted, ProgramFailed, ProgramRun
 from .request import Request
-from .scheduler import CacheGroups, Scheduler, SchedulerOutput
+from .scheduler import Scheduler, SchedulerOutput
 
 __all__ = [
     "Engine",
@@ -91,17 +92,12 @@ class Engine:
         dtype = DTYPES.get(self.config.dtype, torch.float32)
         model, processor = registry.load(path, name, dtype)
         spec = model.kv_cache_spec
-        full, cross = spec.group("full"), spec.group("cross")
-        assert full is not None
         try:
-            groups = CacheGroups(
-                spec,
-                self.pool.register(name, full),
-                self.pool.register(name, cross) if cross else None,
-            )
+            groups = CacheGroups.register(self.pool, name, spec)
         except CacheConfigError as error:
             raise ModelError(str(error)) from error
         self.scheduler.groups[name] = groups
+        self._output.tokenizers[name] = processor.tokenizer
         self.runners[name] = ModelRunner(name, model, groups, self.encoder_cache)
         loaded = LoadedModel(name, int(time.time()), processor, spec.max_model_len)
         self._models[name] = loaded
@@ -162,8 +158,8 @@ class Engine:
             "requests_running": len(scheduler.running),
             "requests_waiting": len(scheduler.waiting),
             "preemptions": scheduler.num_preemptions,
-            "prefix_queries": scheduler.prefix_queries,
-            "prefix_hits": scheduler.prefix_hits,
+            "prefix_queries": scheduler.kv.prefix_queries,
+            "prefix_hits": scheduler.kv.prefix_hits,
             "encoder_queries": self.encoder_cache.queries,
             "encoder_hits": self.encoder_cache.hits,
             "encoder_runs": sum(r.num_encoded for r in self.runners.values()),

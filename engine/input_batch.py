@@ -8,10 +8,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..kernels.attention import AttentionMetadata, CrossAttentionMetadata, CrossCapture
-from .block_pool import BLOCK_SIZE
+from ..kernels.attention import (
+    AttentionMetadata,
+    CrossAttentionMetadata,
+    CrossCapture,
+    ForwardContext,
+    StateMetadata,
+)
+from .block_pool import BLOCK_SIZE, LayerGroup
+from .kv_cache_manager import CacheGroups
 from .request import Request, Sequence
-from .scheduler import CacheGroups, ScheduledSequence
+from .scheduler import ScheduledSequence
 
 
 @dataclass
@@ -33,8 +40,7 @@ class InputBatch:
     scheduled: list[ScheduledSequence]
     input_ids: Tensor
     positions: Tensor
-    attn: AttentionMetadata
-    cross: CrossAttentionMetadata | None
+    context: ForwardContext
     logits_rows: Tensor
     sampled: list[Sequence] = field(default_factory=list)
     probes: list[ProbeRows] = field(default_factory=list)
@@ -46,9 +52,7 @@ def make_input_batch(sequences: SequenceOf[ScheduledSequence], groups: CacheGrou
     scheduled = sorted(sequences, key=_cross_order)
     ids: list[int] = []
     positions: list[int] = []
-    slabs: list[int] = []
-    rows: list[int] = []
-    starts, lengths, runs = [0], [], []
+    starts, lengths = [0], []
     sample_rows: list[int] = []
     probe_rows: list[int] = []
     sampled: list[Sequence] = []
@@ -61,13 +65,8 @@ def make_input_batch(sequences: SequenceOf[ScheduledSequence], groups: CacheGrou
         first, begin, end = len(ids), sequence.num_computed, item.end
         ids += sequence.token_ids[begin:end]
         positions += range(begin, end)
-        for position in range(begin, end):
-            block = sequence.blocks[position // BLOCK_SIZE]
-            slabs.append(block.slab)
-            rows.append(block.index * BLOCK_SIZE + position % BLOCK_SIZE)
         starts.append(len(ids))
         lengths.append(end)
-        runs.append(sequence.runs(end))
         if end == sequence.num_tokens and request.params.max_tokens > 0:
             sampled.append(sequence)
             sample_rows.append(len(ids) - 1)
@@ -86,27 +85,67 @@ def make_input_batch(sequences: SequenceOf[ScheduledSequence], groups: CacheGrou
 
     for probe in probes:
         probe.start += len(sample_rows)
-    attn = AttentionMetadata(
-        cache=groups.full.view,
+    cross = None
+    if groups.cross is not None:
+        cross = CrossAttentionMetadata(groups.cross.view, spans, [c for _, c in captures])
+    context = ForwardContext(
+        {name: _paged(group, name, scheduled, starts, lengths) for name, group in groups.paged.items()},
+        cross,
+        {name: _states(group, name, scheduled, starts) for name, group in groups.states.items()},
+    )
+    return InputBatch(
+        scheduled,
+        torch.tensor(ids),
+        torch.tensor(positions),
+        context,
+        torch.tensor(sample_rows + probe_rows, dtype=torch.int64),
+        sampled,
+        probes,
+        captures,
+    )
+
+
+def _paged(
+    group: LayerGroup,
+    name: str,
+    scheduled: SequenceOf[ScheduledSequence],
+    starts: list[int],
+    lengths: list[int],
+) -> AttentionMetadata:
+    """Where one paged group keeps this step's tokens and what they look back on."""
+    slabs: list[int] = []
+    rows: list[int] = []
+    runs, first_keys = [], []
+    for item in scheduled:
+        pages = item.sequence.pages[name]
+        for position in range(item.sequence.num_computed, item.end):
+            page = pages[position // BLOCK_SIZE]
+            assert page is not None
+            slabs.append(page.slab)
+            rows.append(page.index * BLOCK_SIZE + position % BLOCK_SIZE)
+        first_key, stretches = item.sequence.runs(name, item.end)
+        first_keys.append(first_key)
+        runs.append(stretches)
+    return AttentionMetadata(
+        cache=group.view,
         query_start_loc=starts,
         seq_lens=lengths,
         slot_slabs=torch.tensor(slabs),
         slot_rows=torch.tensor(rows),
         runs=runs,
+        first_keys=first_keys,
+        window=group.spec.window,
     )
-    cross = None
-    if groups.cross is not None:
-        cross = CrossAttentionMetadata(groups.cross.view, spans, [c for _, c in captures])
-    return InputBatch(
-        scheduled,
-        torch.tensor(ids),
-        torch.tensor(positions),
-        attn,
-        cross,
-        torch.tensor(sample_rows + probe_rows, dtype=torch.int64),
-        sampled,
-        probes,
-        captures,
+
+
+def _states(
+    group: LayerGroup, name: str, scheduled: SequenceOf[ScheduledSequence], starts: list[int]
+) -> StateMetadata:
+    return StateMetadata(
+        cache=group.view,
+        query_start_loc=starts,
+        blocks=[[(b.slab, b.index) for b in item.sequence.states[name]] for item in scheduled],
+        fresh=[item.sequence.num_computed == 0 for item in scheduled],
     )
 
 

@@ -10,11 +10,14 @@ from torch import Tensor
 
 from ..models.base import Model, MultiModalFeature
 from .encoder_cache import EncoderCache
-from .input_batch import InputBatch, make_input_batch
+from .input_batch import InputBatch, ProbeRows, make_input_batch
+from .kv_cache_manager import CacheGroups
 from .request import Request, Sequence
-from .scheduler import CacheGroups, SchedulerOutput
+from .scheduler import SchedulerOutput
 
 logger = logging.getLogger(__name__)
+
+PROBE_ROWS = 64  # logits rows held at once for a probe: 64 x 150,000 float32 are 38 MB
 
 
 @dataclass
@@ -55,20 +58,25 @@ class ModelRunner:
         if not sequences:
             return StepResult(None, [], None, failed)
         batch = make_input_batch(sequences, self.groups)
-        hidden = self.model.forward(batch.input_ids, batch.positions, batch.attn, batch.cross)
+        hidden = self.model.forward(batch.input_ids, batch.positions, batch.context)
         logits = None
-        if len(batch.logits_rows):
-            logits = self.model.compute_logits(hidden[batch.logits_rows])
-            for probe in batch.probes:
-                rows = logits[probe.start : probe.start + len(probe.positions)]
-                wanted = probe.request.params.probe
-                assert wanted is not None
-                reduced = wanted.reduce(probe.positions, rows)
-                probe.request.probe_rows.update(zip(probe.positions, reduced, strict=True))
-            logits = logits[: len(batch.sampled)]
+        if batch.sampled:
+            logits = self.model.compute_logits(hidden[batch.logits_rows[: len(batch.sampled)]])
+        for probe in batch.probes:
+            self._probe(probe, hidden[batch.logits_rows[probe.start : probe.start + len(probe.positions)]])
         for request, capture in batch.captures:
             request.alignment.append(capture.stacked())
         return StepResult(batch, batch.sampled, logits, failed)
+
+    def _probe(self, probe: ProbeRows, hidden: Tensor) -> None:
+        """Reduces the logits of a request's probe, a slice at a time: never [prompt, vocab] at once."""
+        wanted = probe.request.params.probe
+        assert wanted is not None
+        for first in range(0, len(probe.positions), PROBE_ROWS):
+            positions = probe.positions[first : first + PROBE_ROWS]
+            rows = self.model.compute_logits(hidden[first : first + PROBE_ROWS])
+            reduced = wanted.reduce(positions, rows)
+            probe.request.probe_rows.update(zip(positions, reduced, strict=True))
 
     def _fill_cross_pages(self, requests: list[Request]) -> dict[Request, Exception]:
         """Encodes the items of these requests, as far as no output is cached, and writes their cross pages."""

@@ -7,11 +7,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..models.base import Completion, GenerationOutput
+from ..models.base import Completion, GenerationOutput, TextTokenizer, TokenDelta
 from .beam import BeamState, Branch
+from .detokenizer import SequenceText
 from .input_batch import InputBatch
 from .request import Request, RequestStatus, Sequence
-from .sampler import apply_processors, sample, token_logprobs
+from .sampler import apply_processors, sample, token_logprobs, top_logprobs
 from .scheduler import Scheduler
 
 
@@ -21,20 +22,19 @@ class OutputProcessor:
     def __init__(self, scheduler: Scheduler, deliver: Callable[[Request, GenerationOutput], None]) -> None:
         self.scheduler = scheduler
         self.deliver = deliver
+        self.tokenizers: dict[str, TextTokenizer | None] = {}
 
     def withdraw(self, request: Request) -> None:
         """Takes out a request whose new cross pages were not written, and the name of those pages."""
         if request.status is RequestStatus.FINISHED:
             return
-        groups = self.scheduler.groups[request.model]
-        if groups.cross is not None and request.cross_blocks:
-            self.scheduler.pool.unname(groups.cross, request.cross_blocks[0])
+        self.scheduler.kv.unname_cross(request)
         self.scheduler.finish(request)
 
     def update(self, batch: InputBatch, logits: Tensor | None) -> None:
         """logits: float32 [len(batch.sampled), vocab], raw; changed in place."""
         for scheduled in batch.scheduled:
-            self.scheduler.advance(scheduled)
+            self.scheduler.kv.advance(scheduled.sequence, scheduled.end)
         if logits is not None and batch.sampled:
             sequences, logits = self._expand(batch.sampled, logits)
             apply_processors(logits, sequences)
@@ -44,9 +44,11 @@ class OutputProcessor:
                 self._append(rows, [sequences[i] for i in plain])
             for row, sequence in enumerate(sequences):
                 if sequence.request.params.beam_size > 1:
-                    sequence.logprobs = logits[row].log_softmax(dim=-1)
+                    sequence.waiting_logprobs = logits[row].log_softmax(dim=-1)
         for request in dict.fromkeys(s.sequence.request for s in batch.scheduled):
-            if request.params.beam_size > 1 and all(s.logprobs is not None for s in request.sequences):
+            if request.params.beam_size > 1 and all(
+                s.waiting_logprobs is not None for s in request.sequences
+            ):
                 self._step_beams(request)
             if self._is_done(request):
                 self._finish(request)
@@ -61,34 +63,70 @@ class OutputProcessor:
             rows.append(row)
             if not request.expanded:
                 request.expanded = True
+                self._begin_text(sequence)
                 for index in range(1, request.params.num_sequences):
-                    child = self.scheduler.fork(sequence)
+                    child = self.scheduler.fork(sequence, index)
                     child.generator = request.make_generator(index)
+                    self._begin_text(child)
                     request.sequences.append(child)
                     sequences.append(child)
                     rows.append(row)
         return sequences, logits if len(rows) == len(sampled) else logits[rows]
 
+    def _begin_text(self, sequence: Sequence) -> None:
+        params = sequence.request.params
+        if params.detokenize:
+            tokenizer = self.tokenizers[sequence.request.model]
+            assert tokenizer is not None, "text was asked for from a model without a tokenizer"
+            sequence.detokenizer = SequenceText(tokenizer, params)
+
     def _append(self, logits: Tensor, sequences: list[Sequence]) -> None:
         tokens = sample(logits, sequences)
         logprobs = token_logprobs(logits, tokens)
-        for sequence, token, logprob in zip(sequences, tokens, logprobs, strict=True):
+        for row, (sequence, token, logprob) in enumerate(zip(sequences, tokens, logprobs, strict=True)):
             params = sequence.request.params
             sequence.cumulative_logprob += logprob
-            if token in params.stop_token_ids:
-                sequence.finish_reason = "stop"
-            else:
+            if sequence.matcher is not None:
+                sequence.matcher.accept(token)
+            stopped = token in params.stop_token_ids
+            if not stopped:
                 sequence.token_ids.append(token)
-                if sequence.num_tokens - sequence.num_prompt >= params.max_tokens:
-                    sequence.finish_reason = "length"
-            if sequence.finish_reason is not None:
-                self._retire(sequence)
+                if params.logprobs is not None:
+                    sequence.logprobs.append(top_logprobs(logits[row], token, logprob, params.logprobs))
+            self._conclude(sequence, token, stopped)
 
-    def _retire(self, sequence: Sequence) -> None:
-        request = sequence.request
-        self.scheduler.release_sequence(sequence)
-        request.sequences.remove(sequence)
-        request.finished.append(sequence)
+    def _conclude(self, sequence: Sequence, token: int, stopped: bool) -> None:
+        """Makes text of the new token, decides whether the sequence ends, and publishes what is new."""
+        request, params = sequence.request, sequence.request.params
+        fresh, stop_string = "", None
+        text = sequence.detokenizer
+        if text is not None and not stopped:
+            fresh, stop_string = text.add((token,), watch=sequence.num_outputs > params.min_tokens)
+        if stop_string is not None:
+            sequence.finish_reason, sequence.stop_reason = "stop", stop_string
+        elif stopped:
+            sequence.finish_reason = "stop"
+            sequence.stop_reason = None if token == params.stop_token_ids[0] else token
+        elif sequence.num_outputs >= params.max_tokens:
+            sequence.finish_reason = "length"
+        if text is not None and sequence.finish_reason is not None and stop_string is None:
+            fresh += text.finish()
+        if request.work.stream:
+            request.owner.publish(
+                TokenDelta(
+                    request.work.key,
+                    sequence.index,
+                    () if stopped else (token,),
+                    fresh,
+                    sequence.finish_reason,
+                    sequence.stop_reason,
+                    tuple(sequence.logprobs[-1:]) if params.logprobs is not None and not stopped else None,
+                )
+            )
+        if sequence.finish_reason is not None:
+            self.scheduler.kv.release(sequence)
+            request.sequences.remove(sequence)
+            request.finished.append(sequence)
 
     def _step_beams(self, request: Request) -> None:
         params = request.params
@@ -97,20 +135,20 @@ class OutputProcessor:
         state = request.beam
         beams = list(request.sequences)
         scores = [s.cumulative_logprob for s in beams]
-        rows = [s.logprobs for s in beams if s.logprobs is not None]
+        rows = [s.waiting_logprobs for s in beams if s.waiting_logprobs is not None]
         branches = state.step([s.output_ids for s in beams], scores, rows)
         by_source: dict[int, list[Branch]] = {}
         for branch in branches:
             by_source.setdefault(branch.source, []).append(branch)
         successors: list[tuple[Branch, Sequence]] = []
         for source, sequence in enumerate(beams):
-            sequence.logprobs = None
+            sequence.waiting_logprobs = None
             children = by_source.get(source, [])
             if not children:
-                self.scheduler.release_sequence(sequence)
+                self.scheduler.kv.release(sequence)
                 continue
             # Forks first: the pages of the parent go on as those of its best child.
-            successors += [(branch, self.scheduler.fork(sequence)) for branch in children[1:]]
+            successors += [(branch, self.scheduler.fork(sequence, 0)) for branch in children[1:]]
             successors.append((children[0], sequence))
         order = {id(branch): position for position, branch in enumerate(branches)}
         successors.sort(key=lambda pair: order[id(pair[0])])
@@ -118,12 +156,12 @@ class OutputProcessor:
             sequence.token_ids.append(branch.token)
             sequence.cumulative_logprob = branch.score
         request.sequences = [sequence for _, sequence in successors]
-        length = request.sequences[0].num_tokens - request.sequences[0].num_prompt if branches else 0
+        length = request.sequences[0].num_outputs if branches else 0
         if state.complete or not branches or length >= params.max_tokens:
             outputs = [s.output_ids for s in request.sequences]
             state.close(outputs, [s.cumulative_logprob for s in request.sequences])
             for sequence in request.sequences:
-                self.scheduler.release_sequence(sequence)
+                self.scheduler.kv.release(sequence)
             request.sequences = []
 
     def _is_done(self, request: Request) -> bool:
@@ -134,7 +172,7 @@ class OutputProcessor:
         return not request.sequences
 
     def _finish(self, request: Request) -> None:
-        params, prompt = request.params, len(request.work.inputs.prompt_token_ids)
+        params = request.params
         if request.beam is not None:
             completions = tuple(
                 Completion(ids, score, "length" if len(ids) >= params.max_tokens else "stop")
@@ -143,15 +181,21 @@ class OutputProcessor:
         else:
             completions = tuple(
                 Completion(
-                    tuple(s.token_ids[prompt:]),
+                    tuple(s.output_ids),
                     s.cumulative_logprob,
                     "stop" if s.finish_reason == "stop" else "length",
+                    s.detokenizer.text if s.detokenizer else "",
+                    s.stop_reason,
+                    tuple(s.logprobs) if params.logprobs is not None else None,
                 )
-                for s in request.finished
+                for s in sorted(request.finished, key=lambda s: s.index)
             )
         probe = None
         if params.probe is not None:
             probe = torch.stack([request.probe_rows[p] for p in params.probe.positions])
         alignment = torch.cat(request.alignment, dim=1) if request.alignment else None
+        output = GenerationOutput(
+            request.work.key, completions, probe, alignment, request.num_cached_tokens or 0
+        )
         self.scheduler.finish(request)
-        self.deliver(request, GenerationOutput(request.work.key, completions, probe, alignment))
+        self.deliver(request, output)

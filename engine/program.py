@@ -72,6 +72,13 @@ class ProgramRun:
             self._inbox.append(output)
         self._wake()
 
+    def publish(self, event: Any) -> None:
+        """Hands an event to whoever listens, past the program: tokens of a streaming request."""
+        with self._changed:
+            if not self._done:
+                self._events.append(event)
+                self._notify()
+
     def fail(self, error: BaseException) -> None:
         """Ends the run with an error; has no effect on a run that is over."""
         with self._changed:

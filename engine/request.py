@@ -5,14 +5,15 @@ from __future__ import annotations
 import enum
 import hashlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
-from ..models.base import GenerationRequest, MultiModalFeature, SamplingParams
+from ..models.base import GenerationRequest, GrammarMatcher, MultiModalFeature, SamplingParams, TokenLogprob
 from .beam import BeamState
 from .block_pool import BLOCK_SIZE, Block
+from .detokenizer import SequenceText
 
 if TYPE_CHECKING:
     from .engine import ProgramRun
@@ -28,20 +29,28 @@ class RequestStatus(enum.Enum):
 class Sequence:
     """One continuation of a prompt and the pages that hold its keys and values.
 
-    num_computed: leading tokens whose keys and values are in `blocks`. logprobs: the row of a beam that
-    waits for its siblings (float32 [vocab]), else None.
+    index: its place among the request's sequences. pages: per paged layer group one page each 16 tokens, None
+    where it was given back behind the window. states: per recurrent group one block a layer. num_computed:
+    leading tokens whose keys and values (or state) are there. waiting_logprobs: the row of a beam that waits
+    for its siblings (float32 [vocab]), else None.
     """
 
     request: Request
+    index: int
     token_ids: list[int]
     num_prompt: int
-    blocks: list[Block] = field(default_factory=list)
+    pages: dict[str, list[Block | None]] = field(default_factory=dict)
+    states: dict[str, list[Block]] = field(default_factory=dict)
     block_hashes: list[bytes] = field(default_factory=list)
     num_computed: int = 0
     cumulative_logprob: float = 0.0
     generator: torch.Generator | None = None
-    logprobs: Tensor | None = None
-    finish_reason: str | None = None
+    matcher: GrammarMatcher | None = None
+    detokenizer: SequenceText | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    waiting_logprobs: Tensor | None = None
+    finish_reason: Literal["stop", "length"] | None = None
+    stop_reason: str | int | None = None
 
     @property
     def output_ids(self) -> list[int]:
@@ -52,22 +61,41 @@ class Sequence:
         return len(self.token_ids)
 
     @property
+    def num_outputs(self) -> int:
+        return len(self.token_ids) - self.num_prompt
+
+    @property
     def num_uncomputed(self) -> int:
         return len(self.token_ids) - self.num_computed
 
-    def runs(self, length: int) -> list[tuple[int, int, int]]:
-        """The first `length` tokens as stretches of the arena: (slab, first row, end row) of the group view."""
+    def branch(self, index: int) -> Sequence:
+        """A sequence of the same request with the same tokens, holding no pages yet."""
+        child = Sequence(self.request, index, list(self.token_ids), self.num_prompt)
+        child.cumulative_logprob = self.cumulative_logprob
+        child.block_hashes = list(self.block_hashes)
+        child.matcher = self.matcher.fork() if self.matcher else None
+        return child
+
+    def runs(self, group: str, length: int) -> tuple[int, list[tuple[int, int, int]]]:
+        """Where a group holds the keys before position `length`: (position of the first one, stretches).
+
+        A stretch is (slab, first row, end row) of the group's view.
+        """
         runs: list[tuple[int, int, int]] = []
-        for position, block in enumerate(self.blocks):
+        first_key = 0
+        for position, page in enumerate(self.pages[group]):
             count = min(BLOCK_SIZE, length - position * BLOCK_SIZE)
             if count <= 0:
                 break
-            start = block.index * BLOCK_SIZE
-            if runs and runs[-1][0] == block.slab and runs[-1][2] == start:
-                runs[-1] = (block.slab, runs[-1][1], start + count)
+            if page is None:
+                first_key = (position + 1) * BLOCK_SIZE
+                continue
+            start = page.index * BLOCK_SIZE
+            if runs and runs[-1][0] == page.slab and runs[-1][2] == start:
+                runs[-1] = (page.slab, runs[-1][1], start + count)
             else:
-                runs.append((block.slab, start, start + count))
-        return runs
+                runs.append((page.slab, start, start + count))
+        return first_key, runs
 
     def hash_blocks(self, seed: bytes) -> None:
         """Extends `block_hashes` to every full block of known tokens: a chain over ids, from the seed."""
@@ -100,6 +128,7 @@ class Request:
     beam: BeamState | None = None
     expanded: bool = False  # whether the prompt's last logits have been branched into all sequences
     num_preemptions: int = 0
+    num_cached_tokens: int | None = None  # prompt tokens found in the prefix cache at the first admission
 
     @property
     def params(self) -> SamplingParams:
@@ -124,11 +153,19 @@ class Request:
     def hash_seed(self) -> bytes:
         """Start of the page hash chain: model and encoder input, so that two recordings share no page."""
         item = self.encoder_item
-        return repr((self.model, item.mm_hash if item else None)).encode()
+        return repr((self.model, item.mm_hash if item else None, self.work.cache_salt)).encode()
 
     def first_sequence(self) -> Sequence:
         ids = list(self.work.inputs.prompt_token_ids)
-        return Sequence(self, ids, len(ids), generator=self.make_generator(0))
+        grammar = self.params.grammar
+        return Sequence(
+            self,
+            0,
+            ids,
+            len(ids),
+            generator=self.make_generator(0),
+            matcher=grammar.matcher() if grammar else None,
+        )
 
     def make_generator(self, index: int) -> torch.Generator | None:
         """A generator of the sequence's own: the same seed gives the same tokens in any batch."""

@@ -21,24 +21,35 @@ def store_kv(kv: Tensor, layer: int, attn: AttentionMetadata) -> None:
     attn.cache[attn.slot_slabs, attn.slot_rows, layer] = kv.to(attn.cache.dtype)
 
 
-def attention(query: Tensor, layer: int, attn: AttentionMetadata) -> Tensor:
+def attention(
+    query: Tensor,
+    layer: int,
+    attn: AttentionMetadata,
+    scale: float | None,
+    value_dim: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
     """See `attention.attention`."""
-    output = torch.empty_like(query)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    output = query.new_empty(*query.shape[:-1], value_dim or query.shape[-1])
     starts = attn.query_start_loc
     for index, runs in enumerate(attn.runs):
         first, last = starts[index], starts[index + 1]
-        mask = _mask(last - first, attn.seq_lens[index], attn, query.device)
+        first_key = attn.first_keys[index] if attn.first_keys else 0
+        mask = _mask(last - first, attn.seq_lens[index], first_key, attn, query.device)
         # [heads, tokens, head_dim]; a run's keys and values are [kv_heads, tokens, head_dim] views.
         q = query[first:last].transpose(0, 1)
         pieces = [attn.cache[slab, start:end, layer] for slab, start, end in runs]
         keys = [p[:, 0].transpose(0, 1) for p in pieces]
-        values = [p[:, 1].transpose(0, 1) for p in pieces]
-        if len(runs) == 1:
+        values = [k[..., :value_dim] if value_dim else p[:, 1].transpose(0, 1) for k, p in zip(keys, pieces, strict=True)]
+        if len(runs) == 1 and softcap is None and sinks is None:
+            grouped = q.shape[0] != keys[0].shape[0]
             out = F.scaled_dot_product_attention(
-                q[None], keys[0][None], values[0][None], attn_mask=mask, enable_gqa=q.shape[0] != keys[0].shape[0]
+                q[None], keys[0][None], values[0][None], attn_mask=mask, scale=scale, enable_gqa=grouped
             )[0]
         else:
-            out = _attend_runs(q, keys, values, mask)
+            out = _attend_runs(q, keys, values, mask, scale, softcap, sinks)
         output[first:last] = out.transpose(0, 1)
     return output
 
@@ -64,29 +75,46 @@ def _capture_scores(query: Tensor, keys: Tensor, layer: int, capture: CrossCaptu
             capture.scores[slot] = (q * q.shape[-1] ** -0.5) @ keys[head].float().T
 
 
-def _mask(queries: int, keys: int, attn: AttentionMetadata, device: torch.device) -> Tensor | None:
+def _mask(
+    queries: int, seq_len: int, first_key: int, attn: AttentionMetadata, device: torch.device
+) -> Tensor | None:
     """bool [queries, keys], True where a query may look; None where every query sees every key."""
-    if (queries == 1 or not attn.causal) and (attn.window is None or keys <= attn.window):
+    window = attn.window
+    if (queries == 1 or not attn.causal) and (window is None or seq_len - first_key <= window):
         return None
-    key = torch.arange(keys, device=device)
-    position = torch.arange(keys - queries, keys, device=device)[:, None]
-    mask = key <= position if attn.causal else torch.ones(queries, keys, dtype=torch.bool, device=device)
-    if attn.window is not None:
-        mask = mask & (key > position - attn.window)
+    key = torch.arange(first_key, seq_len, device=device)
+    position = torch.arange(seq_len - queries, seq_len, device=device)[:, None]
+    mask = key <= position if attn.causal else torch.ones(queries, len(key), dtype=torch.bool, device=device)
+    if window is not None:
+        mask = mask & (key > position - window)
     return mask
 
 
-def _attend_runs(q: Tensor, keys: list[Tensor], values: list[Tensor], mask: Tensor | None) -> Tensor:
+def _attend_runs(
+    q: Tensor,
+    keys: list[Tensor],
+    values: list[Tensor],
+    mask: Tensor | None,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
     """Attention over several stretches of keys as if they were one; q [heads, tokens, head_dim]."""
     heads, tokens, head_dim = q.shape
     kv_heads = keys[0].shape[0]
     # The queries that share a key head stand together as rows: [kv_heads, group * tokens, head_dim].
-    rows = (q * head_dim**-0.5).reshape(kv_heads, -1, head_dim)
+    rows = (q * scale).reshape(kv_heads, -1, head_dim)
     scores = torch.cat([rows @ k.transpose(1, 2) for k in keys], dim=-1)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
     if mask is not None:
         scores = scores.view(kv_heads, -1, tokens, mask.shape[1]).masked_fill(~mask, float("-inf"))
         scores = scores.view(kv_heads, -1, mask.shape[1])
-    weights = scores.softmax(dim=-1)
+    if sinks is not None:
+        sink = sinks.to(scores.dtype).repeat_interleave(tokens).view(kv_heads, -1, 1)
+        weights = torch.cat([scores, sink], dim=-1).softmax(dim=-1)[..., :-1]
+    else:
+        weights = scores.softmax(dim=-1)
     parts = weights.split([k.shape[1] for k in keys], dim=-1)
     out = torch.stack([w @ v for w, v in zip(parts, values, strict=True)]).sum(dim=0)
-    return out.view(heads, tokens, head_dim)
+    return out.view(heads, tokens, -1)

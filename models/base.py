@@ -15,7 +15,7 @@ from torch import Tensor
 from ..processors.inputs import MultiModalFeature, MultiModalInputs
 
 if TYPE_CHECKING:
-    from ..kernels.attention import AttentionMetadata, CrossAttentionMetadata
+    from ..kernels.attention import ForwardContext
 
 
 class ModelError(Exception):
@@ -26,17 +26,23 @@ class ModelError(Exception):
 class KVGroupSpec:
     """The cache of one group of layers that share a page table.
 
-    kind "full": blocks of 16 tokens, each [16, num_layers, 2, num_kv_heads, head_dim].
+    kind "full": blocks of 16 tokens, each [16, num_layers, planes, num_kv_heads, head_dim]. planes is 2 (key
+        and value), or 1 if `latent`: latent attention keeps one vector a token (num_kv_heads 1).
+        With `window`, a token sees at most so many keys, itself included, and pages behind it are given back.
     kind "cross": one block a layer and encoder item, head-contiguous, [2, num_kv_heads, encoder_len, head_dim].
+    kind "state": one float32 block a layer and sequence, [state_size].
     """
 
     name: str
-    kind: Literal["full", "cross"]
+    kind: Literal["full", "cross", "state"]
     num_layers: int
-    num_kv_heads: int
-    head_dim: int
-    dtype: torch.dtype
+    num_kv_heads: int = 0
+    head_dim: int = 0
+    dtype: torch.dtype = torch.float32
     encoder_len: int = 0
+    latent: bool = False
+    window: int | None = None
+    state_size: int = 0
 
 
 @dataclass(frozen=True)
@@ -46,8 +52,8 @@ class KVCacheSpec:
     groups: tuple[KVGroupSpec, ...]
     max_model_len: int
 
-    def group(self, kind: str) -> KVGroupSpec | None:
-        return next((g for g in self.groups if g.kind == kind), None)
+    def of_kind(self, kind: str) -> tuple[KVGroupSpec, ...]:
+        return tuple(group for group in self.groups if group.kind == kind)
 
 
 class LogitsProcessor(Protocol):
@@ -73,6 +79,27 @@ class LogitsProbe(Protocol):
         """logits: float32 [len(positions), vocab]. Returns [len(positions), ...]; may be called in pieces."""
 
 
+class GrammarMatcher(Protocol):
+    """The state of one sequence within a grammar."""
+
+    def fill_bitmask(self, bitmask: Tensor, row: int) -> None:
+        """Writes which tokens may come next into int32 [rows, ceil(vocab / 32)], a bit a token."""
+
+    def accept(self, token_id: int) -> bool:
+        """Advances by a token; False if the grammar does not allow it."""
+
+    def fork(self) -> GrammarMatcher: ...
+
+    @property
+    def is_terminated(self) -> bool: ...
+
+
+class Grammar(Protocol):
+    """A compiled grammar; hands out a matcher for each sequence."""
+
+    def matcher(self) -> GrammarMatcher: ...
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How one request's tokens are chosen.
@@ -80,17 +107,31 @@ class SamplingParams:
     num_sequences > 1 with beam_size 1 samples that many continuations of one prompt (best_of, n).
     beam_size > 1 (temperature 0 only) is the reference's beam search with `patience`.
     max_tokens 0 runs the prompt only: nothing is sampled, probe and alignment are still returned.
+    top_k 0, top_p 1 and min_p 0 keep every token; they apply after the temperature, in this order.
+    stop: strings that end the text and are not part of it; they need a detokenizer (`detokenize`).
+    min_tokens: stop tokens and strings are out of the question before so many were sampled.
+    logprobs: None, or how many of the likeliest tokens to report at each step beside the chosen one.
     alignment_heads: (layer, head) pairs whose raw cross-attention scores over the prompt are returned.
     """
 
     max_tokens: int
     temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
     seed: int | None = None
     num_sequences: int = 1
     beam_size: int = 1
     patience: float = 1.0
+    min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    detokenize: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
     logits_processors: tuple[LogitsProcessor, ...] = ()
+    grammar: Grammar | None = None
     probe: LogitsProbe | None = None
     alignment_heads: tuple[tuple[int, int], ...] = ()
 
@@ -102,6 +143,17 @@ class GenerationRequest:
     key: Hashable
     inputs: MultiModalInputs
     params: SamplingParams
+    stream: bool = False  # TokenDelta events are published on the run while it is computed
+    cache_salt: str = ""  # requests share cached prefixes only under the same salt
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """One sampled position: the chosen id with its log-probability, and the likeliest (id, logprob) pairs."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -110,18 +162,41 @@ class Completion:
 
     token_ids: sampled ids without the stop token. cumulative_logprob: sum of the log-probabilities
     (after the logits processors, before temperature) of every sampled id, the stop token included.
+    text: what `detokenize` made of them, cut at a stop string. stop_reason: the stop string or id that ended
+    it, None for the model's own end. logprobs: one a token id, if asked for.
     """
 
     token_ids: tuple[int, ...]
     cumulative_logprob: float
     finish_reason: Literal["stop", "length"]
+    text: str = ""
+    stop_reason: str | int | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+@dataclass(frozen=True)
+class TokenDelta:
+    """Event of a streaming request: what one sequence gained in a step.
+
+    text may be empty while bytes of a character or a possible stop string are held back; the texts of all
+    deltas of a sequence add up to its completion's text. finish_reason is set on the last one only.
+    """
+
+    key: Hashable
+    sequence: int
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: Literal["stop", "length"] | None = None
+    stop_reason: str | int | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 @dataclass(frozen=True)
 class GenerationOutput:
     """What the engine returns for a GenerationRequest.
 
-    probe: [len(positions), ...] as the request's probe reduced it, else None.
+    completions: in the order of the sequences. probe: [len(positions), ...] as the request's probe reduced
+    it, else None. num_cached_tokens: prompt tokens that were found in the prefix cache.
     alignment_scores: float32 [heads, prompt tokens, encoder_len], scaled q·k before softmax, else None.
     """
 
@@ -129,6 +204,7 @@ class GenerationOutput:
     completions: tuple[Completion, ...]
     probe: Tensor | None = None
     alignment_scores: Tensor | None = None
+    num_cached_tokens: int = 0
 
 
 class Program(Protocol):
@@ -161,9 +237,7 @@ class Model(Protocol):
     def cross_kv(self, encoder_output: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of one decoder layer over an encoder output, each [kv_heads, encoder_len, head_dim]."""
 
-    def forward(
-        self, input_ids: Tensor, positions: Tensor, attn: AttentionMetadata, cross: CrossAttentionMetadata | None
-    ) -> Tensor:
+    def forward(self, input_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
         """input_ids, positions: int64 [tokens]. Returns hidden states [tokens, hidden] after the final norm."""
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
@@ -182,7 +256,24 @@ class ModelInfo:
     config: Mapping[str, Any] = field(default_factory=dict)
 
 
+class TextTokenizer(Protocol):
+    """What the engine and the server need of a tokenizer; immutable, safe in any thread."""
+
+    vocab_size: int
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        """special: whether special-token texts in the input become their ids (templates) or plain text (users)."""
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The exact bytes that a token stands for; b"" for special ones."""
+
+    def is_special(self, token_id: int) -> bool: ...
+
+
 class ModelProcessor(Protocol):
     """Turns a user's wishes into programs. Called in worker threads: must be thread-safe."""
 
     info: ModelInfo
+    tokenizer: TextTokenizer | None  # None where the engine never has to make text of ids

@@ -14,6 +14,7 @@ from ..encoders.whisper import WhisperEncoder, WhisperEncoderConfig
 from ..kernels.attention import (
     AttentionMetadata,
     CrossAttentionMetadata,
+    ForwardContext,
     attention,
     cross_attention,
     store_kv,
@@ -135,9 +136,9 @@ class WhisperModel(nn.Module):
         self,
         input_ids: Tensor,
         positions: Tensor,
-        attn: AttentionMetadata,
-        cross: CrossAttentionMetadata | None,
+        context: ForwardContext,
     ) -> Tensor:
+        attn, cross = context.attn["self"], context.cross
         assert cross is not None, "Whisper's decoder attends to an encoder item"
         x = self.embed_tokens[input_ids] + self.embed_positions[positions]
         for layer in self.layers:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..processors.audio import HOP_LENGTH, N_FRAMES, SAMPLE_RATE, log_mel_spectrogram
 from ..processors.vad import SpeechDetector, SpeechRegion, VadOptions
-from .base import ModelInfo
+from .base import ModelInfo, TextTokenizer
 from .speech import ChunkingStrategy, OptionError, TranscriptionOptions
 from .whisper_languages import LANGUAGES
 from .whisper_program import WhisperProgram
@@ -28,6 +28,8 @@ FIRST_WINDOW: Clip = (0, N_FRAMES)
 
 class WhisperProcessor:
     """The SpeechProcessor of every Whisper checkpoint; immutable, so one serves all threads."""
+
+    tokenizer: TextTokenizer | None = None  # the programs make text of ids themselves
 
     def __init__(
         self,

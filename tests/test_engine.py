@@ -104,7 +104,7 @@ def test_preemption_changes_no_token(checkpoint: Path, solo: dict) -> None:
     # Slabs of one page each leave room for five recordings and a few pages of text.
     engine = make_engine(checkpoint, kv_cache_mb=10, slab_mb=1, max_num_seqs=12, max_num_encoder_tokens=9000)
     try:
-        full = engine.scheduler.groups["tiny"].full
+        full = engine.scheduler.groups["tiny"].paged["self"]
         spare = engine.pool.allocate(full, engine.pool.capacity(full) * 3 // 10)
         run = engine.run("tiny", WorkList(*mixed_work()))
         assert tokens_of(run.wait(TIMEOUT)) == solo

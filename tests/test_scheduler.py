@@ -12,7 +12,8 @@ from sensorium.engine.block_pool import BLOCK_SIZE, BlockPool
 from sensorium.engine.config import EngineConfig
 from sensorium.engine.encoder_cache import EncoderCache
 from sensorium.engine.output import OutputProcessor
-from sensorium.engine.scheduler import CacheGroups, Scheduler
+from sensorium.engine.kv_cache_manager import CacheGroups
+from sensorium.engine.scheduler import ScheduledSequence, Scheduler
 from sensorium.models.base import KVCacheSpec, KVGroupSpec
 
 from .engine_helpers import Owner, make_request, mel_feature, work
@@ -28,8 +29,30 @@ def make_scheduler(slabs: int = 24, **config: int) -> Scheduler:
         full = KVGroupSpec("self", "full", layers, 1, 16, torch.float32)
         cross = KVGroupSpec("cross", "cross", layers, 1, 16, torch.float32, encoder_len=30)
         spec = KVCacheSpec((full, cross), max_model_len=120)
-        scheduler.groups[model] = CacheGroups(spec, pool.register(model, full), pool.register(model, cross))
+        scheduler.groups[model] = CacheGroups.register(pool, model, spec)
+    hybrid = KVCacheSpec(
+        (
+            KVGroupSpec("full", "full", 1, 1, 16),
+            KVGroupSpec("sliding", "full", 2, 1, 16, window=20),
+            KVGroupSpec("state", "state", 2, state_size=100),
+        ),
+        max_model_len=120,
+    )
+    windowed = KVCacheSpec(hybrid.groups[:2], max_model_len=120)
+    scheduler.groups["c"] = CacheGroups.register(pool, "c", hybrid)
+    scheduler.groups["d"] = CacheGroups.register(pool, "d", windowed)
     return scheduler
+
+
+def check_window(item: ScheduledSequence) -> None:
+    """Every key that this step's tokens can see is there; what no one can see any more was given back."""
+    sequence = item.sequence
+    for name, pages in sequence.pages.items():
+        window = 20 if name == "sliding" else 1000
+        first = max(0, sequence.num_computed - window + 1) // BLOCK_SIZE
+        assert [page is None for page in pages[: -(-item.end // BLOCK_SIZE)]] == [
+            index < first for index in range(-(-item.end // BLOCK_SIZE))
+        ]
 
 
 def run_step(scheduler: Scheduler, output: OutputProcessor, generator: torch.Generator) -> int:
@@ -41,7 +64,8 @@ def run_step(scheduler: Scheduler, output: OutputProcessor, generator: torch.Gen
         for item in plan.sequences:
             assert item.num_tokens > 0
             assert item.end <= item.sequence.num_tokens
-            assert item.end <= len(item.sequence.blocks) * BLOCK_SIZE
+            assert all(item.end <= len(pages) * BLOCK_SIZE for pages in item.sequence.pages.values())
+            check_window(item)
             tokens += item.num_tokens
         sampled = [
             s.sequence
@@ -59,7 +83,7 @@ def run_step(scheduler: Scheduler, output: OutputProcessor, generator: torch.Gen
 LOADS = st.lists(
     st.tuples(
         st.integers(0, 30),  # step of arrival
-        st.sampled_from(["a", "b"]),
+        st.sampled_from("abcd"),
         st.integers(1, 70),  # prompt tokens
         st.integers(0, 50),  # max_tokens
         st.integers(0, 3),  # which recording
@@ -113,8 +137,7 @@ def test_every_request_ends_and_every_page_comes_back(
     expected = len(requests)
     assert sum(len(o.delivered) for o in owners) == expected
     for groups in scheduler.groups.values():
-        for group in (groups.full, groups.cross):
-            assert group is not None
+        for group in groups.all():
             assert scheduler.pool.num_available(group) == scheduler.pool.capacity(group)
 
 
@@ -177,7 +200,7 @@ def test_one_recording_is_filled_once_and_two_share_no_prefix() -> None:
             SimpleNamespace(scheduled=plans[0].sequences, sampled=[scheduled.sequence]),
             torch.randn(1, VOCAB, generator=generator),
         )
-    assert scheduler.prefix_hits == 2
+    assert scheduler.kv.prefix_hits == 32
 
 
 @pytest.mark.parametrize(
@@ -202,7 +225,7 @@ def test_more_cache_than_the_arena_is_refused() -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(
-    items=st.lists(st.tuples(st.sampled_from(["a", "b"]), st.integers(1, 60)), min_size=3, max_size=12),
+    items=st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 60)), min_size=3, max_size=12),
     seed=st.integers(0, 99),
 )
 def test_scattered_caches_never_block_what_fits_an_empty_arena(items: list[tuple[str, int]], seed: int) -> None:
