@@ -160,4 +160,8 @@ def _probe_positions(sequence: Sequence, begin: int, end: int) -> list[int]:
     probe = request.params.probe
     if probe is None or request.expanded or sequence is not request.sequences[0]:
         return []
-    return [p for p in probe.positions if begin <= p < min(end, sequence.num_prompt) and p not in request.probe_rows]
+    return [
+        p
+        for p in probe.positions
+        if begin <= p < min(end, sequence.num_prompt) and p not in request.probe_rows
+    ]

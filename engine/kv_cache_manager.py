@@ -250,7 +250,9 @@ class KVCacheManager:
         for group in self.pool.groups:
             for blocks in group.slabs.values():
                 for block in blocks:
-                    assert block.ref_count == held.pop(block, 0), "a page is held by nobody or counted wrongly"
+                    assert block.ref_count == held.pop(block, 0), (
+                        "a page is held by nobody or counted wrongly"
+                    )
         assert not held
         self.pool.check_integrity()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,6 +19,10 @@ from .scheduler import SchedulerOutput
 logger = logging.getLogger(__name__)
 
 PROBE_ROWS = 64  # logits rows held at once for a probe: 64 x 150,000 float32 are 38 MB
+
+
+def _identity(data: Tensor) -> Tensor:
+    return data
 
 
 @dataclass
@@ -96,7 +101,7 @@ class ModelRunner:
                 logger.exception("media of a request could not be prepared")
                 failed[request] = error
                 continue
-            features[item.mm_hash] = replace(item, data=lambda data=data: data)
+            features[item.mm_hash] = replace(item, data=partial(_identity, data))
         if features:
             encoded = self.model.embed_multimodal(list(features.values()))
             self.num_encoded += len(features)

@@ -110,7 +110,8 @@ class ProgramRun:
         position = 0
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._done or len(self._events) > position)
+                while not self._done and len(self._events) == position:
+                    self._changed.wait()
                 fresh, over = self._events[position:], self._done
             yield from fresh
             position += len(fresh)

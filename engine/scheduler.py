@@ -71,7 +71,9 @@ class Scheduler:
         if longest > groups.spec.max_model_len:
             return f"prompt and output need {longest} positions; the model has {groups.spec.max_model_len}"
         if request.width > self.config.max_num_seqs:
-            return f"{request.width} sequences were asked for; --max-num-seqs allows {self.config.max_num_seqs}"
+            return (
+                f"{request.width} sequences were asked for; --max-num-seqs allows {self.config.max_num_seqs}"
+            )
         slabs = self.kv.slabs_needed(request, longest, self.config.max_num_batched_tokens)
         if slabs > self.pool.num_slabs:
             return "the request needs more cache than --kv-cache-mb gives"

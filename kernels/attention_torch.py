@@ -42,7 +42,10 @@ def attention(
         q = query[first:last].transpose(0, 1)
         pieces = [attn.cache[slab, start:end, layer] for slab, start, end in runs]
         keys = [p[:, 0].transpose(0, 1) for p in pieces]
-        values = [k[..., :value_dim] if value_dim else p[:, 1].transpose(0, 1) for k, p in zip(keys, pieces, strict=True)]
+        values = [
+            k[..., :value_dim] if value_dim else p[:, 1].transpose(0, 1)
+            for k, p in zip(keys, pieces, strict=True)
+        ]
         if len(runs) == 1 and softcap is None and sinks is None:
             grouped = q.shape[0] != keys[0].shape[0]
             out = F.scaled_dot_product_attention(
@@ -61,7 +64,9 @@ def cross_attention(query: Tensor, layer: int, cross: CrossAttentionMetadata) ->
         slab, index = blocks[layer]
         keys, values = cross.cache[slab, index]
         q = query[first:last].transpose(0, 1)
-        output[first:last] = F.scaled_dot_product_attention(q[None], keys[None], values[None])[0].transpose(0, 1)
+        output[first:last] = F.scaled_dot_product_attention(q[None], keys[None], values[None])[0].transpose(
+            0, 1
+        )
         for capture in cross.captures:
             if first <= capture.start and capture.stop <= last:
                 _capture_scores(query, keys, layer, capture)

@@ -32,11 +32,11 @@ class Linear(nn.Module):
     ) -> None:
         super().__init__()
         self.weight = parameter(outputs, inputs, dtype=dtype)
-        self.bias = parameter(outputs, dtype=dtype) if bias else None
+        self.bias: nn.Parameter | None = parameter(outputs, dtype=dtype) if bias else None
         self.parts = tuple(parts)
         self.biased_parts = self.parts if biased_parts is None else tuple(biased_parts)
-        if bias and len(self.biased_parts) < len(self.parts):
-            self.bias.zero_()
+        if self.bias is not None and len(self.biased_parts) < len(self.parts):
+            self.bias.data.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)

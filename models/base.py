@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..processors.inputs import MultiModalFeature, MultiModalInputs
+from ..processors.text import TextTokenizer
 
 if TYPE_CHECKING:
     from ..kernels.attention import ForwardContext
@@ -254,22 +255,6 @@ class ModelInfo:
     architecture: str
     capabilities: frozenset[str]  # "transcription", "translation", "chat", …
     config: Mapping[str, Any] = field(default_factory=dict)
-
-
-class TextTokenizer(Protocol):
-    """What the engine and the server need of a tokenizer; immutable, safe in any thread."""
-
-    vocab_size: int
-
-    def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """special: whether special-token texts in the input become their ids (templates) or plain text (users)."""
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """The exact bytes that a token stands for; b"" for special ones."""
-
-    def is_special(self, token_id: int) -> bool: ...
 
 
 class ModelProcessor(Protocol):

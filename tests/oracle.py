@@ -22,6 +22,7 @@ from whisper.model import Whisper
 
 from .reference_runner import Attempt, attempts, reference_transcribe
 
+DEFAULT_THRESHOLDS = WhisperThresholds()
 NARROW = 1e-3  # where the reference's two best logits are closer, either is right
 
 
@@ -108,7 +109,7 @@ def compare(
     reference: Whisper,
     audio: np.ndarray,
     options: TranscriptionOptions,
-    thresholds: WhisperThresholds = WhisperThresholds(),
+    thresholds: WhisperThresholds = DEFAULT_THRESHOLDS,
 ) -> Comparison:
     """Runs both; raises AssertionError unless they are equal, or part where the reference's lead is narrow."""
     processor: SpeechProcessor = engine.model(model).processor  # type: ignore[assignment]
@@ -127,7 +128,9 @@ def compare(
         want = trace.tokens[: trace.tokens.index(eot)] if eot in trace.tokens else trace.tokens
         if list(ids) == want:
             continue
-        first = next(i for i, pair in enumerate(zip([*ids, eot], [*want, eot], strict=False)) if pair[0] != pair[1])
+        first = next(
+            i for i, pair in enumerate(zip([*ids, eot], [*want, eot], strict=False)) if pair[0] != pair[1]
+        )
         lead = trace.leads[first]
         assert lead < NARROW, f"try {number} parts at token {first}, where the reference leads by {lead:.4f}"
         return Comparison(ours, theirs or {}, tries, narrow=number)

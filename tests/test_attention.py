@@ -80,7 +80,9 @@ def test_any_page_layout_equals_dense_attention(
     got = attention(torch.cat(full_q), 1, attn)
     for number, (q, kv) in enumerate(zip(full_q, full_kv, strict=True)):
         want = dense(q, kv[:, 0], kv[:, 1], window)
-        torch.testing.assert_close(got[starts[number] : starts[number + 1]].double(), want, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            got[starts[number] : starts[number + 1]].double(), want, atol=1e-5, rtol=1e-4
+        )
     assert attn.max_query_len == max(f for _, f in lengths)
     assert attn.max_seq_len == max(totals)
 

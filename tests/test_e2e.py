@@ -91,7 +91,9 @@ def test_a_stream_adds_up_to_its_last_event(client: OpenAI, media: Path) -> None
 
 def test_translation(client: OpenAI, media: Path) -> None:
     with open(media / "audio/buzz_french.mp3", "rb") as audio:
-        result = client.audio.translations.create(model="whisper-1", file=audio, response_format="verbose_json")
+        result = client.audio.translations.create(
+            model="whisper-1", file=audio, response_format="verbose_json"
+        )
     assert result.language == "english"
     assert "podcast" in result.text.lower()
 

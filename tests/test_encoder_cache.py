@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from sensorium.engine.encoder_cache import EncoderCache
 
 OPERATIONS = st.lists(
-    st.tuples(st.sampled_from(["put", "get", "pin", "unpin"]), st.integers(0, 6), st.integers(1, 40)), max_size=80
+    st.tuples(st.sampled_from(["put", "get", "pin", "unpin"]), st.integers(0, 6), st.integers(1, 40)),
+    max_size=80,
 )
 
 

@@ -128,10 +128,14 @@ def test_the_encoder_runs_once_for_a_recording(engine: Engine) -> None:
 def test_an_evicted_recording_is_encoded_again(checkpoint: Path) -> None:
     engine = make_engine(checkpoint, kv_cache_mb=8, slab_mb=4, encoder_cache_mb=1)
     try:
-        first = tokens_of(engine.run("tiny", WorkList(work(0, PROMPT, mel_feature(0), max_tokens=9))).wait(TIMEOUT))
+        first = tokens_of(
+            engine.run("tiny", WorkList(work(0, PROMPT, mel_feature(0), max_tokens=9))).wait(TIMEOUT)
+        )
         for number in range(1, 8):
             engine.run("tiny", WorkList(work(0, PROMPT, mel_feature(number), max_tokens=2))).wait(TIMEOUT)
-        again = tokens_of(engine.run("tiny", WorkList(work(0, PROMPT, mel_feature(0), max_tokens=9))).wait(TIMEOUT))
+        again = tokens_of(
+            engine.run("tiny", WorkList(work(0, PROMPT, mel_feature(0), max_tokens=9))).wait(TIMEOUT)
+        )
         assert again == first
         assert engine.stats()["encoder_runs"] == 9
         settle(engine)
@@ -185,7 +189,9 @@ def test_sampled_and_beam_sequences_are_deterministic_in_any_company(engine: Eng
 
 def test_a_beam_is_at_least_as_likely_as_the_greedy_path(engine: Engine) -> None:
     greedy, beam = (
-        engine.run("tiny", WorkList(work(0, PROMPT, mel_feature(3), max_tokens=6, beam_size=n))).wait(TIMEOUT)[0]
+        engine.run("tiny", WorkList(work(0, PROMPT, mel_feature(3), max_tokens=6, beam_size=n))).wait(
+            TIMEOUT
+        )[0]
         for n in (1, 8)
     )
     best = max(c.cumulative_logprob for c in beam.completions)
@@ -269,7 +275,10 @@ def test_a_failed_step_fails_its_requests_and_the_engine_lives(checkpoint: Path,
     engine = make_engine(checkpoint)
     try:
         model = engine.runners["tiny"].model
-        forward, model.forward = model.forward, lambda *_: (_ for _ in ()).throw(RuntimeError("out of memory"))
+        forward, model.forward = (
+            model.forward,
+            lambda *_: (_ for _ in ()).throw(RuntimeError("out of memory")),
+        )
         with pytest.raises(ProgramFailed):
             engine.run("tiny", WorkList(*mixed_work())).wait(TIMEOUT)
         model.forward = forward

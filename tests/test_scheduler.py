@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from sensorium.engine.block_pool import BLOCK_SIZE, BlockPool
 from sensorium.engine.config import EngineConfig
 from sensorium.engine.encoder_cache import EncoderCache
-from sensorium.engine.output import OutputProcessor
 from sensorium.engine.kv_cache_manager import CacheGroups
+from sensorium.engine.output import OutputProcessor
 from sensorium.engine.scheduler import ScheduledSequence, Scheduler
 from sensorium.models.base import KVCacheSpec, KVGroupSpec
 
@@ -173,7 +173,9 @@ def test_lower_priority_value_is_served_first() -> None:
 def test_the_encoder_budget_spreads_new_items_over_steps() -> None:
     scheduler = make_scheduler(max_num_encoder_tokens=2 * 1500)
     for number in range(5):
-        scheduler.add(make_request(number, "a", work(number, (1,), mel_feature(number), max_tokens=1), Owner()))
+        scheduler.add(
+            make_request(number, "a", work(number, (1,), mel_feature(number), max_tokens=1), Owner())
+        )
     assert [len(p.encoder_requests) for p in scheduler.schedule()] == [2]
 
 
@@ -228,7 +230,9 @@ def test_more_cache_than_the_arena_is_refused() -> None:
     items=st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 60)), min_size=3, max_size=12),
     seed=st.integers(0, 99),
 )
-def test_scattered_caches_never_block_what_fits_an_empty_arena(items: list[tuple[str, int]], seed: int) -> None:
+def test_scattered_caches_never_block_what_fits_an_empty_arena(
+    items: list[tuple[str, int]], seed: int
+) -> None:
     # One at a time through an arena of just the size that the largest needs: cached pages of both models
     # and both groups lie over every slab, and each request must still get its slabs.
     scheduler = make_scheduler(slabs=3, max_num_batched_tokens=16)
