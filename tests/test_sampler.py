@@ -7,7 +7,17 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from sensorium.engine.sampler import apply_processors, sample, token_logprobs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sensorium.engine.sampler import (
+    apply_processors,
+    candidates,
+    draw,
+    sample,
+    token_logprobs,
+    top_logprobs,
+)
+from sensorium.models.base import SamplingParams
 
 from .engine_helpers import Owner, make_request, work
 
@@ -91,3 +101,61 @@ def test_logprobs_are_those_of_the_filtered_logits() -> None:
     got = token_logprobs(logits, [1, 3, 5])
     want = logits.log_softmax(-1)[torch.arange(3), torch.tensor([1, 3, 5])]
     assert got == pytest.approx(want.tolist(), abs=1e-6)
+
+
+def naive_candidates(scaled: torch.Tensor, top_k: int, top_p: float, min_p: float) -> set[int]:
+    """The definition, with a full sort."""
+    values, ids = scaled.double().sort(descending=True)
+    if top_k:
+        values, ids = values[:top_k], ids[:top_k]
+    probabilities = values.softmax(-1)
+    before = probabilities.cumsum(-1) - probabilities
+    keep = before < top_p if top_p < 1 else torch.ones_like(before, dtype=torch.bool)
+    keep[0] = True
+    probabilities, ids = probabilities[keep], ids[keep]
+    keep = probabilities >= min_p * probabilities[0]
+    return set(ids[keep].tolist())
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    seed=st.integers(0, 10_000),
+    vocab=st.sampled_from([5, 60, 3000]),
+    spread=st.floats(0.01, 8),
+    top_k=st.sampled_from([0, 1, 3, 40, 10_000]),
+    top_p=st.sampled_from([1.0, 0.999, 0.9, 0.3, 0.0001]),
+    min_p=st.sampled_from([0.0, 0.001, 0.1, 1.0]),
+)
+def test_truncation_is_by_the_definition(
+    seed: int, vocab: int, spread: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    scaled = torch.randn(vocab, generator=torch.Generator().manual_seed(seed)) * spread
+    params = SamplingParams(max_tokens=1, temperature=1.0, top_k=top_k, top_p=top_p, min_p=min_p)
+    values, ids = candidates(scaled, params)
+    want = naive_candidates(scaled, top_k, top_p, min_p)
+    # Tokens right at a limit may fall on either side of it in float32.
+    assert len(want.symmetric_difference(ids.tolist())) <= 1
+    assert values.tolist() == sorted(values.tolist(), reverse=True)
+    torch.testing.assert_close(values, scaled[ids])
+
+
+def test_truncated_draws_follow_the_distribution() -> None:
+    logits = torch.tensor([3.0, 2.0, 1.0, 0.0, -5.0])
+    params = SamplingParams(max_tokens=1, temperature=0.7, top_k=3)
+    generator = torch.Generator().manual_seed(0)
+    counts = torch.zeros(5)
+    for _ in range(4000):
+        counts[draw(logits, params, generator)] += 1
+    want = torch.zeros(5)
+    want[:3] = (logits[:3] / 0.7).softmax(-1)
+    assert (counts / 4000 - want).abs().max() < 0.03
+
+
+def test_reported_logprobs_are_the_likeliest_in_order() -> None:
+    row = torch.randn(VOCAB)
+    normal = row.log_softmax(-1)
+    reported = top_logprobs(row, 7, float(normal[7]), 4)
+    assert reported.token_id == 7
+    assert [token for token, _ in reported.top] == row.topk(4).indices.tolist()
+    assert [p for _, p in reported.top] == pytest.approx(normal.topk(4).values.tolist(), abs=1e-5)
+    assert top_logprobs(row, 7, -1.0, 0).top == ()
