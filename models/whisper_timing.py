@@ -286,7 +286,7 @@ def skip_hallucinations(
             return Resume(seek + round(gap * FRAMES_PER_SECOND), 0, discard_window=True)
 
     before = last_speech
-    for index, following in zip(worded, [*worded[1:], None], strict=True):
+    for index, following in itertools.zip_longest(worded, worded[1:]):
         segment = segments[index]
         if is_anomalous(segment):
             after = segments[following] if following is not None else None
