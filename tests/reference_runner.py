@@ -1,20 +1,24 @@
-"""Runs a program on openai-whisper's own model, one request at a time: no engine, nothing of ours but the program.
+"""Runs a program on openai-whisper's own model, one request at a time: nothing of ours but the program.
 
-Sampling, beam search and scoring are the reference's decoder classes, so whatever differs from the reference's
-transcription comes from the program.
+Sampling, beam search and scoring are the reference's decoder classes, so whatever differs from the
+reference's transcription comes from the program.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
+import whisper
+from sensorium.models.base import Completion, GenerationOutput, GenerationRequest, Program
+from sensorium.models.speech import TranscriptionOptions
+from sensorium.models.whisper_seek import WhisperThresholds, temperature_ladder
 from torch import Tensor
 from whisper.decoding import BeamSearchDecoder, GreedyDecoder, PyTorchInference
 from whisper.model import Whisper, disable_sdpa
-
-from sensorium.models.base import Completion, GenerationOutput, GenerationRequest, Program
 
 
 @dataclass
@@ -24,11 +28,11 @@ class ReferenceRunner:
     model: Whisper
     encoded: list[str] = field(default_factory=list)
     requests: list[GenerationRequest] = field(default_factory=list)
-    events: list = field(default_factory=list)
+    events: list[Any] = field(default_factory=list)
     _features: dict[str, Tensor] = field(default_factory=dict)
 
     @torch.no_grad()
-    def run(self, program: Program, newest_first: bool = False):
+    def run(self, program: Program, newest_first: bool = False) -> Any:
         """newest_first: answers the youngest outstanding request first, the oldest otherwise."""
         waiting = list(program.start())
         self.events += program.take_events()
@@ -117,3 +121,69 @@ class ReferenceRunner:
     def _completion(self, ids: list[int], score: float, eot: int, limit: int) -> Completion:
         length = ids.index(eot)
         return Completion(tuple(ids[:length]), score, "length" if length == limit else "stop")
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One try at a window: what it was sampled with."""
+
+    temperature: float
+    seed: int | None
+
+
+def attempts(requests: Sequence[GenerationRequest]) -> list[Attempt]:
+    """The tries among a program's requests, in order."""
+    return [
+        Attempt(request.params.temperature, request.params.seed)
+        for request in requests
+        if request.key.step == "decode"
+    ]
+
+
+def reference_transcribe(
+    model: Whisper,
+    audio: np.ndarray,
+    options: TranscriptionOptions,
+    tries: Sequence[Attempt] = (),
+    thresholds: WhisperThresholds = WhisperThresholds(),
+) -> dict[str, Any]:
+    """openai-whisper's transcription with the same wishes; the speech gate and chunking are not its own.
+
+    tries: the attempts that ours made; the reference is seeded as they were and has to make the same ones.
+    """
+    remaining = list(tries)
+    if tries:
+        decode = type(model).decode
+
+        def seeded(segment: Tensor, wishes: whisper.DecodingOptions) -> whisper.DecodingResult:
+            ours = remaining.pop(0)
+            assert ours.temperature == wishes.temperature
+            if ours.seed is not None:
+                torch.manual_seed(ours.seed)
+            return decode(model, segment, wishes)
+
+        model.decode = seeded
+    try:
+        result = whisper.transcribe(
+            model,
+            audio,
+            fp16=False,
+            task=options.task,
+            language=options.language,
+            temperature=temperature_ladder(options.temperature, options.temperature_fallback),
+            beam_size=options.beam_size if options.beam_size > 1 else None,
+            best_of=options.best_of if options.best_of > 1 else None,
+            initial_prompt=options.prompt,
+            condition_on_previous_text=options.condition_on_previous_text,
+            word_timestamps=options.word_timestamps or options.hallucination_silence_threshold is not None,
+            hallucination_silence_threshold=options.hallucination_silence_threshold,
+            clip_timestamps=list(options.clip_timestamps) or "0",
+            compression_ratio_threshold=thresholds.compression_ratio,
+            logprob_threshold=thresholds.logprob,
+            no_speech_threshold=thresholds.no_speech,
+        )
+    finally:
+        if tries:
+            del model.decode
+    assert not remaining, "ours tried more often"
+    return result
