@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from . import whisper_timing
 from .base import Model, ModelError, ModelProcessor
 from .weights import detect_format, open_whisper, read_config, tokenizer_file
 from .whisper import WhisperConfig, WhisperModel
@@ -17,10 +19,16 @@ LoadedFamily = tuple[Model, ModelProcessor]
 
 
 def _load_whisper(path: Path, name: str, dtype: torch.dtype) -> LoadedFamily:
-    config, weights = open_whisper(path)
-    model = WhisperModel(WhisperConfig.from_checkpoint(config), dtype)
-    model.load_weights(weights)
-    return model, WhisperProcessor(config, tokenizer_file(path), name)
+    # Word alignment compiles for seconds on its first use: beside the loading rather than in a request.
+    warming = threading.Thread(target=whisper_timing.warm_up, name="warm-up")
+    warming.start()
+    try:
+        config, weights = open_whisper(path)
+        model = WhisperModel(WhisperConfig.from_checkpoint(config), dtype)
+        model.load_weights(weights)
+        return model, WhisperProcessor(config, tokenizer_file(path), name)
+    finally:
+        warming.join()
 
 
 @dataclass(frozen=True)
