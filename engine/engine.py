@@ -9,18 +9,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from ..models import registry
-from ..models.base import GenerationOutput, GenerationRequest, ModelError, ModelProcessor, Program
+from ..models.base import GenerationOutput, GenerationRequest, Model, ModelError, ModelProcessor, Program
 from .block_pool import BlockPool, CacheConfigError
 from .config import EngineConfig
 from .encoder_cache import EncoderCache
 from .kv_cache_manager import CacheGroups
+from .metrics import EngineMetrics
 from .model_runner import ModelRunner
 from .output import OutputProcessor
 from .program import EngineDead, ProgramAborted, ProgramFailed, ProgramRun
@@ -41,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PROGRAM_THREADS = 4
+T = TypeVar("T")
 
 
 class UnknownModel(LookupError):
@@ -70,6 +73,7 @@ class Engine:
         self.pool = BlockPool(config.kv_cache_mb << 20, config.slab_mb << 20)
         self.encoder_cache = EncoderCache(config.encoder_cache_mb << 20)
         self.scheduler = Scheduler(config, self.pool, self.encoder_cache)
+        self.metrics = EngineMetrics()
         self.runners: dict[str, ModelRunner] = {}
         self.num_steps = 0
         self._models: dict[str, LoadedModel] = {}
@@ -86,22 +90,42 @@ class Engine:
     # -- models ---------------------------------------------------------------------------------------
 
     def load(self, name: str, path: Path) -> LoadedModel:
-        """Loads a model's files under a name; before `start`. Raises ModelError."""
+        """Loads a model's files under a name, before `start` or while others are served. Raises ModelError."""
         if name in self._models:
             raise ModelError(f"the model {name} is loaded already")
-        dtype = DTYPES.get(self.config.dtype, torch.float32)
-        model, processor = registry.load(path, name, dtype)
-        spec = model.kv_cache_spec
+        model, processor = registry.load(path, name, DTYPES.get(self.config.dtype, torch.float32))
+        return self._call(lambda: self._register(name, model, processor))
+
+    def unload(self, name: str) -> None:
+        """Takes a model out; what runs on it fails, its memory goes to the others. Raises UnknownModel."""
+        self.model(name)
+        self._call(lambda: self._unregister(name))
+
+    def _register(self, name: str, model: Model, processor: ModelProcessor) -> LoadedModel:
+        if name in self._models:
+            raise ModelError(f"the model {name} is loaded already")
         try:
-            groups = CacheGroups.register(self.pool, name, spec)
+            groups = CacheGroups.register(self.pool, name, model.kv_cache_spec)
         except CacheConfigError as error:
             raise ModelError(str(error)) from error
         self.scheduler.groups[name] = groups
         self._output.tokenizers[name] = processor.tokenizer
-        self.runners[name] = ModelRunner(name, model, groups, self.encoder_cache)
-        loaded = LoadedModel(name, int(time.time()), processor, spec.max_model_len)
+        self.runners[name] = ModelRunner(name, model, groups, self.encoder_cache, self.metrics)
+        loaded = LoadedModel(name, int(time.time()), processor, model.kv_cache_spec.max_model_len)
         self._models[name] = loaded
         return loaded
+
+    def _unregister(self, name: str) -> None:
+        if self._models.pop(name, None) is None:
+            raise UnknownModel(name)
+        for run in [run for run in self._runs if run.model == name]:
+            run.fail(ProgramFailed("the model was unloaded"))
+            self._take_out(run)
+        for group in self.scheduler.groups.pop(name).all():
+            self.pool.forget(group)
+            self.pool.unregister(group)
+        self.encoder_cache.drop_model(name)
+        del self.runners[name], self._output.tokenizers[name]
 
     def models(self) -> list[LoadedModel]:
         return list(self._models.values())
@@ -164,12 +188,29 @@ class Engine:
             "encoder_hits": self.encoder_cache.hits,
             "encoder_runs": sum(r.num_encoded for r in self.runners.values()),
             "kv_evictions": self.pool.evictions,
+            "generated_tokens": self._output.num_generated,
+            **self.metrics.snapshot(),
         }
 
     def _post(self, command: Callable[[], None]) -> None:
         with self._wakeup:
             self._commands.append(command)
             self._wakeup.notify()
+
+    def _call(self, function: Callable[[], T]) -> T:
+        """Runs a function between two steps, in the loop's thread while there is one; returns what it gives."""
+        if not self.healthy:
+            return function()
+        future: Future[T] = Future()
+
+        def command() -> None:
+            try:
+                future.set_result(function())
+            except Exception as error:
+                future.set_exception(error)
+
+        self._post(command)
+        return future.result()
 
     def _submit(self, run: ProgramRun, requests: list[GenerationRequest]) -> None:
         self._post(lambda: self._add(run, requests))
@@ -205,7 +246,8 @@ class Engine:
 
     def step(self) -> None:
         """schedule → execute → update."""
-        outputs = self.scheduler.schedule()
+        with self.metrics.stage("schedule"):
+            outputs = self.scheduler.schedule()
         while self.scheduler.unservable:
             request = self.scheduler.unservable.pop()
             self.scheduler.finish(request)
@@ -223,7 +265,9 @@ class Engine:
                 failure.__cause__ = error
                 request.owner.fail(failure)
             if result.batch is not None:
-                self._output.update(result.batch, result.logits)
+                self.metrics.prompt_tokens += len(result.batch.input_ids) - len(result.sampled)
+                with self.metrics.stage("sample"):
+                    self._output.update(result.batch, result.logits)
         self.num_steps += 1
 
     def _fail_step(self, output: SchedulerOutput) -> None:
@@ -235,6 +279,9 @@ class Engine:
 
     def _add(self, run: ProgramRun, works: list[GenerationRequest]) -> None:
         if run.done:
+            return
+        if run.model not in self.runners:
+            run.fail(ProgramFailed("the model was unloaded"))
             return
         for work in works:
             request = Request(next(self._ids), run.model, work, run, next(self._ids), run.priority)

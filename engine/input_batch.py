@@ -35,6 +35,7 @@ class InputBatch:
     """input_ids, positions: int64 [tokens]. logits_rows: int64, the tokens whose logits are needed.
 
     Of the logits rows the first len(sampled) belong to the sequences that sample, then follow the probes'.
+    pooled: (request, first token, end token) of prompts whose hidden states are pooled.
     """
 
     scheduled: list[ScheduledSequence]
@@ -45,6 +46,7 @@ class InputBatch:
     sampled: list[Sequence] = field(default_factory=list)
     probes: list[ProbeRows] = field(default_factory=list)
     captures: list[tuple[Request, CrossCapture]] = field(default_factory=list)
+    pooled: list[tuple[Request, int, int]] = field(default_factory=list)
 
 
 def make_input_batch(sequences: SequenceOf[ScheduledSequence], groups: CacheGroups) -> InputBatch:
@@ -58,6 +60,7 @@ def make_input_batch(sequences: SequenceOf[ScheduledSequence], groups: CacheGrou
     sampled: list[Sequence] = []
     probes: list[ProbeRows] = []
     captures: list[tuple[Request, CrossCapture]] = []
+    pooled: list[tuple[Request, int, int]] = []
     spans: list[tuple[int, int, list[tuple[int, int]]]] = []
 
     for item in scheduled:
@@ -74,6 +77,8 @@ def make_input_batch(sequences: SequenceOf[ScheduledSequence], groups: CacheGrou
         if wanted:
             probes.append(ProbeRows(request, wanted, len(probe_rows)))
             probe_rows += [first + p - begin for p in wanted]
+        if request.params.pooling is not None:
+            pooled.append((request, first, len(ids)))
         if request.params.alignment_heads:
             captures.append((request, CrossCapture(first, len(ids), request.params.alignment_heads)))
         if request.cross_blocks:
@@ -102,6 +107,7 @@ def make_input_batch(sequences: SequenceOf[ScheduledSequence], groups: CacheGrou
         sampled,
         probes,
         captures,
+        pooled,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..models.base import KVCacheSpec
-from .block_pool import BLOCK_SIZE, Block, BlockPool, LayerGroup, NoFreeBlocks
+from .block_pool import BLOCK_SIZE, Block, BlockPool, CacheConfigError, LayerGroup, NoFreeBlocks
 from .request import Request, Sequence
 
 
@@ -23,7 +23,14 @@ class CacheGroups:
     @classmethod
     def register(cls, pool: BlockPool, model: str, spec: KVCacheSpec) -> CacheGroups:
         """Registers every group of a model. Raises CacheConfigError."""
-        registered = {group.name: pool.register(model, group) for group in spec.groups}
+        registered: dict[str, LayerGroup] = {}
+        try:
+            for group in spec.groups:
+                registered[group.name] = pool.register(model, group)
+        except CacheConfigError:
+            for done in registered.values():
+                pool.unregister(done)
+            raise
         return cls(
             spec,
             {g.name: registered[g.name] for g in spec.of_kind("full")},
@@ -140,7 +147,7 @@ class KVCacheManager:
         request = sequence.request
         groups = self.groups[request.model]
         # A recurrent state exists at the end of a sequence only, so its prefixes cannot be taken over.
-        if not self.prefix_caching or groups.states or request.params.alignment_heads:
+        if not self.prefix_caching or groups.states or request.params.needs_whole_prompt:
             return
         sequence.hash_blocks(request.hash_seed)
         # The last token is always computed, and so is every position whose logits are asked for.

@@ -13,6 +13,7 @@ from ..models.base import Model, MultiModalFeature
 from .encoder_cache import EncoderCache
 from .input_batch import InputBatch, ProbeRows, make_input_batch
 from .kv_cache_manager import CacheGroups
+from .metrics import EngineMetrics
 from .request import Request, Sequence
 from .scheduler import SchedulerOutput
 
@@ -23,6 +24,15 @@ PROBE_ROWS = 64  # logits rows held at once for a probe: 64 x 150,000 float32 ar
 
 def _identity(data: Tensor) -> Tensor:
     return data
+
+
+def _pool(request: Request, hidden: Tensor) -> None:
+    """Takes a piece of a prompt's hidden states, float32 [tokens, hidden], into the request's pooled vector."""
+    if request.params.pooling == "last":
+        request.pooled = hidden[-1].clone()
+    else:
+        total = hidden.sum(dim=0) / len(request.work.inputs.prompt_token_ids)
+        request.pooled = total if request.pooled is None else request.pooled + total
 
 
 @dataclass
@@ -41,17 +51,28 @@ class StepResult:
 class ModelRunner:
     """Runs one loaded model on the engine's thread."""
 
-    def __init__(self, name: str, model: Model, groups: CacheGroups, encoder_cache: EncoderCache) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: Model,
+        groups: CacheGroups,
+        encoder_cache: EncoderCache,
+        metrics: EngineMetrics,
+    ) -> None:
         self.name = name
         self.model = model
         self.groups = groups
         self.encoder_cache = encoder_cache
+        self.metrics = metrics
         self.num_encoded = 0
 
     @torch.no_grad()
     def execute(self, output: SchedulerOutput) -> StepResult:
         """Runs the step. Side effects: cache pages, probe rows and alignment scores of the requests."""
-        failed = self._fill_cross_pages(output.encoder_requests)
+        failed: dict[Request, Exception] = {}
+        if output.encoder_requests:
+            with self.metrics.stage("encode"):
+                failed = self._fill_cross_pages(output.encoder_requests)
         if failed:
             # Whoever was admitted to share the pages of a failed item would read what was never written.
             bad = {r.cross_blocks[0] for r in failed if r.cross_blocks}
@@ -63,12 +84,15 @@ class ModelRunner:
         if not sequences:
             return StepResult(None, [], None, failed)
         batch = make_input_batch(sequences, self.groups)
-        hidden = self.model.forward(batch.input_ids, batch.positions, batch.context)
-        logits = None
-        if batch.sampled:
-            logits = self.model.compute_logits(hidden[batch.logits_rows[: len(batch.sampled)]])
+        with self.metrics.stage("decode" if len(batch.input_ids) == len(sequences) else "prefill"):
+            hidden = self.model.forward(batch.input_ids, batch.positions, batch.context)
+            logits = None
+            if batch.sampled:
+                logits = self.model.compute_logits(hidden[batch.logits_rows[: len(batch.sampled)]])
         for probe in batch.probes:
             self._probe(probe, hidden[batch.logits_rows[probe.start : probe.start + len(probe.positions)]])
+        for request, first, last in batch.pooled:
+            _pool(request, hidden[first:last].float())
         for request, capture in batch.captures:
             request.alignment.append(capture.stacked())
         return StepResult(batch, batch.sampled, logits, failed)

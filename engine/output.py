@@ -23,6 +23,7 @@ class OutputProcessor:
         self.scheduler = scheduler
         self.deliver = deliver
         self.tokenizers: dict[str, TextTokenizer | None] = {}
+        self.num_generated = 0
 
     def withdraw(self, request: Request) -> None:
         """Takes out a request whose new cross pages were not written, and the name of those pages."""
@@ -82,6 +83,7 @@ class OutputProcessor:
 
     def _append(self, logits: Tensor, sequences: list[Sequence]) -> None:
         tokens = sample(logits, sequences)
+        self.num_generated += len(tokens)
         logprobs = token_logprobs(logits, tokens)
         for row, (sequence, token, logprob) in enumerate(zip(sequences, tokens, logprobs, strict=True)):
             params = sequence.request.params
@@ -195,7 +197,7 @@ class OutputProcessor:
             probe = torch.stack([request.probe_rows[p] for p in params.probe.positions])
         alignment = torch.cat(request.alignment, dim=1) if request.alignment else None
         output = GenerationOutput(
-            request.work.key, completions, probe, alignment, request.num_cached_tokens or 0
+            request.work.key, completions, probe, alignment, request.pooled, request.num_cached_tokens or 0
         )
         self.scheduler.finish(request)
         self.deliver(request, output)

@@ -125,6 +125,7 @@ class Request:
     cross_blocks: list[Block] = field(default_factory=list)
     probe_rows: dict[int, Tensor] = field(default_factory=dict)
     alignment: list[Tensor] = field(default_factory=list)
+    pooled: Tensor | None = None  # float32 [hidden]
     beam: BeamState | None = None
     expanded: bool = False  # whether the prompt's last logits have been branched into all sequences
     num_preemptions: int = 0

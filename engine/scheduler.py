@@ -98,6 +98,7 @@ class Scheduler:
         request.status = RequestStatus.WAITING
         request.num_preemptions += 1
         request.alignment.clear()
+        request.pooled = None
         self.waiting.append(request)
         self.num_preemptions += 1
 

@@ -113,6 +113,7 @@ class SamplingParams:
     min_tokens: stop tokens and strings are out of the question before so many were sampled.
     logprobs: None, or how many of the likeliest tokens to report at each step beside the chosen one.
     alignment_heads: (layer, head) pairs whose raw cross-attention scores over the prompt are returned.
+    pooling: with max_tokens 0, the last or the mean hidden state of the prompt is returned (embeddings).
     """
 
     max_tokens: int
@@ -135,6 +136,12 @@ class SamplingParams:
     grammar: Grammar | None = None
     probe: LogitsProbe | None = None
     alignment_heads: tuple[tuple[int, int], ...] = ()
+    pooling: Literal["last", "mean"] | None = None
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """Whether every prompt token has to pass through the model, cached or not."""
+        return bool(self.alignment_heads) or self.pooling == "mean"
 
 
 @dataclass(frozen=True)
@@ -199,12 +206,14 @@ class GenerationOutput:
     completions: in the order of the sequences. probe: [len(positions), ...] as the request's probe reduced
     it, else None. num_cached_tokens: prompt tokens that were found in the prefix cache.
     alignment_scores: float32 [heads, prompt tokens, encoder_len], scaled q·k before softmax, else None.
+    pooled: float32 [hidden], if pooling was asked for.
     """
 
     key: Hashable
     completions: tuple[Completion, ...]
     probe: Tensor | None = None
     alignment_scores: Tensor | None = None
+    pooled: Tensor | None = None
     num_cached_tokens: int = 0
 
 

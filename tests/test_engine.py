@@ -339,3 +339,59 @@ def test_shutdown_drains_or_aborts(checkpoint: Path) -> None:
     engine.shutdown(drain=False)
     with pytest.raises(ProgramAborted):
         endless.wait(1)
+
+
+def test_models_come_and_go_while_others_are_served(checkpoint: Path, solo: dict) -> None:
+    engine = make_engine(checkpoint, kv_cache_mb=16)
+    try:
+        steady = engine.run("tiny", WorkList(*mixed_work()))
+        engine.load("second", checkpoint)
+        with pytest.raises(ModelError, match="already"):
+            engine.load("second", checkpoint)
+        assert tokens_of(engine.run("second", WorkList(*mixed_work())).wait(TIMEOUT)) == solo
+        endless = engine.run("second", WorkList(*(w for w in mixed_work() for _ in range(3))))
+        engine.unload("second")
+        with pytest.raises(ProgramFailed, match="unloaded"):
+            endless.wait(TIMEOUT)
+        with pytest.raises(UnknownModel):
+            engine.run("second", WorkList())
+        with pytest.raises(UnknownModel):
+            engine.unload("second")
+        assert tokens_of(steady.wait(TIMEOUT)) == solo
+        assert {group.model for group in engine.pool.groups} == {"tiny"}
+        settle(engine)
+    finally:
+        engine.shutdown()
+
+
+def test_pooled_states_do_not_depend_on_chunks_or_caches(checkpoint: Path, engine: Engine) -> None:
+    prompt = PROMPT + tuple(range(300, 340))
+
+    def pooled(where: Engine, kind: str) -> torch.Tensor:
+        piece = work(0, prompt, mel_feature(6), max_tokens=0, pooling=kind)
+        vector = where.run("tiny", WorkList(piece)).wait(TIMEOUT)[0].pooled
+        assert vector is not None
+        assert vector.shape == (64,)
+        return vector
+
+    small = make_engine(checkpoint, max_num_batched_tokens=7)
+    try:
+        for kind in ("last", "mean"):
+            first = pooled(engine, kind)
+            torch.testing.assert_close(pooled(engine, kind), first, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(pooled(small, kind), first, atol=1e-4, rtol=1e-4)
+        assert not torch.allclose(pooled(engine, "last"), pooled(engine, "mean"))
+    finally:
+        small.shutdown()
+
+
+def test_time_and_tokens_are_accounted_for(engine: Engine) -> None:
+    before = engine.stats()
+    engine.run("tiny", WorkList(work(0, PROMPT, mel_feature(90), max_tokens=5, stop_token_ids=()))).wait(
+        TIMEOUT
+    )
+    after = engine.stats()
+    assert after["generated_tokens"] - before["generated_tokens"] == 5
+    assert after["prompt_tokens"] - before["prompt_tokens"] == len(PROMPT) - 1
+    for stage in ("schedule", "encode", "prefill", "decode", "sample"):
+        assert after[f"stage_{stage}_seconds"] > before[f"stage_{stage}_seconds"]
