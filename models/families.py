@@ -5,17 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from .base import ModelError
+from .cohere2_moe import cohere2_moe_config
 from .decoder_config import CheckpointConfig, DecoderConfig
 from .gemma3 import gemma3_config
+from .hunyuan import hunyuan_config
 from .llama import llama_config
+from .ministral3 import ministral3_config
+from .mistral import mistral_config
 from .qwen2 import qwen2_config
 from .qwen3 import qwen3_config
+from .qwen3_moe import qwen3_moe_config
 
 DECODERS: Mapping[str, Callable[[CheckpointConfig], DecoderConfig]] = {
+    "cohere2_moe": cohere2_moe_config,
     "gemma3_text": gemma3_config,
+    "hunyuan_v1_dense": hunyuan_config,
     "llama": llama_config,
+    "ministral3": ministral3_config,
+    "mistral": mistral_config,
     "qwen2": qwen2_config,
     "qwen3": qwen3_config,
+    "qwen3_moe": qwen3_moe_config,
 }
 
 
