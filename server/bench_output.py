@@ -78,6 +78,7 @@ def _figure_json(figure: Figure) -> dict[str, Any]:
         "rounds": figure.rounds,
         "median": figure.median,
         "range": figure.range,
+        "per_cpu_second": figure.per_cpu_second,
         "word_error_rate": figure.error_rate,
         "peak_rss_mib": round(figure.peak_rss / MIB, 1),
     }
@@ -95,13 +96,13 @@ def show(console: Console, reports: Sequence[Report], machine: Mapping[str, Any]
 
 
 def _figure_columns(unit: str) -> tuple[str, ...]:
-    return ("work", "by", unit, "min-max", "word errors", "peak memory")
+    return ("work", "by", unit, "min-max", "a CPU second", "word errors", "peak memory")
 
 
 def _figure_cells(figure: Figure) -> tuple[str, ...]:
     errors = "-" if figure.error_rate is None else f"{figure.error_rate:.2%}"
-    memory = f"{figure.peak_rss / MIB:,.0f} MiB"
-    return figure.work, figure.name, _number(figure.median), _span(figure.range), errors, memory
+    speeds = (_number(figure.median), _span(figure.range), _number(figure.per_cpu_second))
+    return figure.work, figure.name, *speeds, errors, f"{figure.peak_rss / MIB:,.0f} MiB"
 
 
 def _row_cells(row: Row) -> tuple[str, ...]:

@@ -23,13 +23,15 @@ class BenchFailed(Exception):
 
 @dataclass(frozen=True)
 class Measurement:
-    """One variant's round. amount of work done (its unit is the benchmark's), seconds it took.
+    """One variant's round: the amount of work done (its unit is the benchmark's) and the seconds it took.
 
+    cpu_seconds: of all threads together; other work on the machine lengthens it far less than `seconds`.
     outputs: what it made, in the order of the inputs. peak_rss: bytes, of the process since it started.
     """
 
     amount: float
     seconds: float
+    cpu_seconds: float
     outputs: tuple[str, ...]
     peak_rss: int
 

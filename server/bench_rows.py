@@ -16,6 +16,7 @@ Range = tuple[float, float]
 class Figure:
     """One variant by itself: median and range over the counted rounds, in the report's unit.
 
+    per_cpu_second: median of the work done in a second of one core's time.
     error_rate: words wrong in a known text, 0 … ; None where no text is known. peak_rss: bytes.
     """
 
@@ -24,6 +25,7 @@ class Figure:
     rounds: int
     median: float
     range: Range
+    per_cpu_second: float
     error_rate: float | None
     peak_rss: int
 
@@ -96,6 +98,7 @@ def make_figures(
                 len(measured),
                 statistics.median(rates),
                 (min(rates), max(rates)),
+                statistics.median(one.amount / one.cpu_seconds for one in measured),
                 error_rate(measured),
                 peak,
             )

@@ -41,11 +41,11 @@ class SpeechTask:
         chosen = self._warm_up() if number == WARM_UP else self.recordings
         audio = [vary(recording.samples, self.sample_rate, number) for recording in chosen]
         with ThreadPoolExecutor(self.clients, thread_name_prefix="client") as clients:
-            start = time.perf_counter()
+            start, cpu_start = time.perf_counter(), time.process_time()
             texts = tuple(clients.map(transcribe, audio))
-            seconds = time.perf_counter() - start
+            seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
         amount = sum(len(samples) for samples in audio) / self.sample_rate
-        return Measurement(amount, seconds, texts, peak_rss())
+        return Measurement(amount, seconds, cpu_seconds, texts, peak_rss())
 
     def _warm_up(self) -> list[Recording]:
         chosen: list[Recording] = []

@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 
 def measured(rate: float, *texts: str) -> Measurement:
-    return Measurement(rate, 1.0, texts, 100 * MIB)
+    return Measurement(rate, 1.0, 2.0, texts, 100 * MIB)
 
 
 @dataclass

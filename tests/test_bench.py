@@ -96,7 +96,7 @@ def make_report() -> bench_rows.Report:
         bench_rows.Row("w", 30.0, "peer", 10.0, 2.0, (1.0, 4.0), 2.5, {"note": "x"}),
         bench_rows.Row("v", 7.0),
     ]
-    figures = [bench_rows.Figure("us", "w", 3, 30.0, (10.0, 40.0), 0.0694, 512 * MIB)]
+    figures = [bench_rows.Figure("us", "w", 3, 30.0, (10.0, 40.0), 17.5, 0.0694, 512 * MIB)]
     return bench_rows.Report("speech", "audio s/s", rows, figures, {"model": "m"}, ["a [note] of 3"])
 
 
@@ -118,6 +118,7 @@ def test_json_rows(tmp_path: Path) -> None:
     }
     assert body["rows"][1]["ratio"] is None
     assert body["figures"][0]["peak_rss_mib"] == 512.0
+    assert body["figures"][0]["per_cpu_second"] == 17.5
     assert body["settings"] == {"speech": {"model": "m"}}
     assert body["machine"] == {"cores": 2}
     assert [file.name for file in tmp_path.iterdir()] == ["result.json"]
@@ -131,7 +132,7 @@ def test_tables(terminal: bool) -> None:
     bench_output.show(console, [make_report()], {**machine, "load": 0.0})
     text = out.getvalue()
     assert ("│" in text) == terminal
-    for part in ("6.94%", "512 MiB", "10.00-40.00", "2.50 missed", "a [note] of 3", "rich "):
+    for part in ("6.94%", "17.50", "512 MiB", "10.00-40.00", "2.50 missed", "a [note] of 3", "rich "):
         assert part in text
     assert "provisional" not in text
     assert "no-such-package" not in text
@@ -163,7 +164,7 @@ class Runner:
             raise ValueError("bad round")
         if self.mode == "dies" and number:
             os._exit(7)
-        return Measurement(number + 1.0, 0.5, (str(os.getpid()), os.environ["OMP_NUM_THREADS"]), 1)
+        return Measurement(number + 1.0, 0.5, 0.5, (str(os.getpid()), os.environ["OMP_NUM_THREADS"]), 1)
 """
 
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,16 @@ def test_clients_are_under_way_together_and_outputs_keep_their_order() -> None:
     assert found.outputs == tuple(str(len(one.samples)) for one in task.recordings)
     assert found.amount == pytest.approx(sum(len(one.samples) for one in task.recordings) / RATE)
     assert found.peak_rss > 10 * 2**20
+
+
+def test_waiting_takes_time_but_no_cpu_time() -> None:
+    def wait(samples: np.ndarray) -> str:
+        time.sleep(0.1)
+        return ""
+
+    found = SpeechTask((tone(1), tone(1)), RATE, 1).measure(1, wait)
+    assert found.seconds >= 0.2
+    assert 0 < found.cpu_seconds < 0.1
 
 
 def test_the_warm_up_takes_short_recordings() -> None:
