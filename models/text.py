@@ -1,0 +1,220 @@
+"""Text models: generation as a program over the engine, prompts from messages, and what reads their output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+from ..processors.inputs import MultiModalInputs
+from ..processors.text import TextTokenizer
+from .base import (
+    GenerationOutput,
+    GenerationRequest,
+    Grammar,
+    LogitsProbe,
+    LogitsProcessor,
+    ModelInfo,
+    SamplingParams,
+)
+from .messages import ROLES, Message, template_messages, with_described_tools, with_text_arguments
+from .reasoning import Thinking, ThinkingMarks, reasoning_format_of
+from .special_guard import END_OF_PREFILL, SpecialGuard, up_to_prefill
+from .speech import OptionError
+from .text_sampling import SamplingDefaults, SamplingOptions, end_ids, sampling_params
+from .tool_formats import HERMES
+from .tool_parsers import tool_format_of
+
+
+class ChatTemplate(Protocol):
+    """Renders conversations; source is the template's text."""
+
+    source: str
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        **arguments: Any,
+    ) -> str: ...
+
+
+class GenerationProgram:
+    """Runs requests side by side; the result is their outputs in the requests' order.
+
+    Keys must be distinct. What a request streams is published by the engine itself.
+    """
+
+    def __init__(self, requests: Iterable[GenerationRequest]) -> None:
+        self._requests = list(requests)
+        self._outputs: dict[Any, GenerationOutput] = {}
+
+    def start(self) -> list[GenerationRequest]:
+        return self._requests
+
+    def accept(self, output: GenerationOutput) -> list[GenerationRequest]:
+        self._outputs[output.key] = output
+        return []
+
+    def take_events(self) -> list[Any]:
+        return []
+
+    def result(self) -> list[GenerationOutput]:
+        return [self._outputs[request.key] for request in self._requests]
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """A rendered conversation.
+
+    prefill: the text of the assistant's message that the output continues, if it does. thinking: what the
+    prompt says of the output's thinking; "closed" for models that do not think.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    prefill: str | None = None
+    thinking: Thinking = "closed"
+
+    @property
+    def inputs(self) -> MultiModalInputs:
+        return MultiModalInputs(self.token_ids)
+
+
+class TextProcessor:
+    """The ModelProcessor of every text family; immutable, so one serves all threads.
+
+    Attributes
+    ----------
+    stop_ids: ids that end a generation, the text's own end first.
+    defaults: what holds where a user says nothing of sampling.
+    reasoning_format: how the model marks its thinking, None if it does not think.
+    tool_format: how it writes tool calls, None if it cannot be taught to. Models whose template knows of no
+        tools are told about them in words.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        tokenizer: TextTokenizer,
+        chat_template: ChatTemplate | None,
+        name: str,
+        generation_config: Mapping[str, Any] | None = None,
+    ) -> None:
+        """config, generation_config: of the checkpoint. chat_template: None for a model that cannot chat."""
+        capabilities = {"completion"} | ({"chat"} if chat_template else set())
+        self.info = ModelInfo(str(config.get("model_type")), frozenset(capabilities), config)
+        self.tokenizer = tokenizer
+        self.chat_template = chat_template
+        self.stop_ids = end_ids(tokenizer)
+        self.defaults = SamplingDefaults.from_generation_config(generation_config or {})
+        source = chat_template.source if chat_template else None
+        self._knows_tools = source is not None and "tools" in source
+        self.reasoning_format = reasoning_format_of(source)
+        self.tool_format = tool_format_of(source) if self._knows_tools or source is None else HERMES
+        self._name = name
+
+    def completion(self, prompt: str | Sequence[int]) -> MultiModalInputs:
+        """A plain prompt: text, around which the tokenizer puts what begins a text, or ids as they are."""
+        ids = self.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else prompt
+        return MultiModalInputs(tuple(ids))
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> ChatPrompt:
+        """Renders messages and tools in OpenAI's form.
+
+        continue_final_message: the output goes on where the last message, the assistant's, ends.
+        arguments: further variables of the template (enable_thinking). Raises OptionError.
+        """
+        template = self.chat_template
+        if template is None:
+            raise OptionError("messages", f"the model {self._name} has no chat template: use completions")
+        roles = [role for role in ROLES if role != "developer" or "developer" in template.source]
+        turns: list[Message] = template_messages(messages, self._name, roles)
+        if not self._knows_tools:
+            turns, tools = with_described_tools(turns, tools), ()
+        elif self._wants_text_arguments:
+            turns = with_text_arguments(turns)
+        guard = SpecialGuard(self.tokenizer)
+        turns = guard.hide(turns)
+        tools = guard.hide(tools)
+        prefill = None
+        if continue_final_message:
+            if turns[-1]["role"] != "assistant":
+                raise OptionError(
+                    "continue_final_message", "only a message of the assistant can be continued"
+                )
+            add_generation_prompt = False
+            prefill = turns[-1]["content"]
+            turns[-1] = {**turns[-1], "content": prefill + END_OF_PREFILL + " "}
+        text = template.render(
+            turns, tools or None, add_generation_prompt=add_generation_prompt, **(arguments or {})
+        )
+        if prefill is not None:
+            if END_OF_PREFILL not in text:
+                what = "the model's chat template does not show the final message as it is"
+                raise OptionError("continue_final_message", what)
+            text = up_to_prefill(text)
+            prefill = guard.show(prefill)
+        shown = guard.show(text)
+        thinking: Thinking = "closed"
+        if self.reasoning_format is not None:
+            thinking = self.reasoning_format.thinking_after(shown, prefill)
+        return ChatPrompt(shown, tuple(guard.encode(text)), prefill, thinking)
+
+    def sampling(
+        self,
+        options: SamplingOptions,
+        prompt: Sequence[int],
+        max_model_len: int,
+        *,
+        what: str = "messages",
+        last: Iterable[LogitsProcessor] = (),
+        grammar: Grammar | None = None,
+        probe: LogitsProbe | None = None,
+    ) -> SamplingParams:
+        """`text_sampling.sampling_params` with the model's defaults. Raises OptionError, ContextLengthError."""
+        return sampling_params(
+            options,
+            self.defaults,
+            self.tokenizer,
+            prompt,
+            max_model_len,
+            what=what,
+            last=last,
+            grammar=grammar,
+            probe=probe,
+        )
+
+    def thinking_marks(self, thinking: Thinking) -> ThinkingMarks | None:
+        """What budgets and grammars need of the thinking, None for a model that does not think."""
+        form = self.reasoning_format
+        return None if form is None else ThinkingMarks.of(form, self.tokenizer, thinking)
+
+    @cached_property
+    def _wants_text_arguments(self) -> bool:
+        """Whether the template puts arguments of earlier calls into the prompt as they are (DeepSeek)."""
+        template = self.chat_template
+        assert template is not None
+        call = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}, "id": "abcdefghi"}
+        turns: list[Message] = [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ]
+
+        def renders(turns: list[Message]) -> bool:
+            try:
+                template.render(turns, None, add_generation_prompt=False)
+            except ValueError:
+                return False
+            return True
+
+        return not renders(turns) and renders(with_text_arguments(turns))
