@@ -26,6 +26,8 @@ from .text_sampling import SamplingDefaults, SamplingOptions, end_ids, sampling_
 from .tool_formats import HERMES
 from .tool_parsers import tool_format_of
 
+RESERVED = frozenset({"self", "messages", "tools", "add_generation_prompt"})
+
 
 class ChatTemplate(Protocol):
     """Renders conversations; source is the template's text."""
@@ -103,7 +105,7 @@ class TextProcessor:
         generation_config: Mapping[str, Any] | None = None,
     ) -> None:
         """config, generation_config: of the checkpoint. chat_template: None for a model that cannot chat."""
-        capabilities = {"completion"} | ({"chat"} if chat_template else set())
+        capabilities = {"completion", "embedding"} | ({"chat"} if chat_template else set())
         self.info = ModelInfo(str(config.get("model_type")), frozenset(capabilities), config)
         self.tokenizer = tokenizer
         self.chat_template = chat_template
@@ -134,6 +136,8 @@ class TextProcessor:
         continue_final_message: the output goes on where the last message, the assistant's, ends.
         arguments: further variables of the template (enable_thinking). Raises OptionError.
         """
+        for name in RESERVED.intersection(arguments or ()):
+            raise OptionError("chat_template_kwargs", f"{name} is no variable for chat_template_kwargs")
         template = self.chat_template
         if template is None:
             raise OptionError("messages", f"the model {self._name} has no chat template: use completions")
@@ -155,9 +159,13 @@ class TextProcessor:
             add_generation_prompt = False
             prefill = turns[-1]["content"]
             turns[-1] = {**turns[-1], "content": prefill + END_OF_PREFILL + " "}
-        text = template.render(
-            turns, tools or None, add_generation_prompt=add_generation_prompt, **(arguments or {})
-        )
+        variables = guard.hide(dict(arguments or {}))
+        try:
+            text = template.render(
+                turns, tools or None, **variables, add_generation_prompt=add_generation_prompt
+            )
+        except ValueError as error:
+            raise OptionError("messages", f"the model's chat template refuses this: {error}") from error
         if prefill is not None:
             if END_OF_PREFILL not in text:
                 what = "the model's chat template does not show the final message as it is"

@@ -133,8 +133,19 @@ def test_no_messages_and_no_template_are_told() -> None:
         processor().chat([])
     with pytest.raises(OptionError, match="tiny has no chat template"):
         processor(None).chat([user("a")])
-    assert processor(None).info.capabilities == {"completion"}
-    assert processor().info.capabilities == {"completion", "chat"}
+    assert processor(None).info.capabilities == {"completion", "embedding"}
+    assert processor().info.capabilities == {"completion", "embedding", "chat"}
+
+
+def test_what_the_template_refuses_is_the_user_s_fault() -> None:
+    with pytest.raises(OptionError, match="refuses this: can only concatenate") as caught:
+        processor("{{ messages + 1 }}").chat([user("a")])
+    assert caught.value.param == "messages"
+    for name in ("messages", "tools", "add_generation_prompt", "self"):
+        with pytest.raises(OptionError, match=name) as caught:
+            processor().chat([user("a")], arguments={name: 1})
+        assert caught.value.param == "chat_template_kwargs"
+    assert processor().chat([user("a")], arguments={"prefix": "<|im_end|>"}).token_ids.count(IM_END) == 1
 
 
 def test_an_answer_is_continued_where_it_ends() -> None:
