@@ -63,6 +63,8 @@ def _layer_types(config: CheckpointConfig) -> tuple[list[str], list[str]]:
     """The kind of attention and of feed-forward of each layer; a dense prefix has a pattern of its own."""
     num_layers = integer(config, "num_hidden_layers")
     dense = integer(config, "first_k_dense_replace") if config.get("first_k_dense_replace") else 0
+    if dense > num_layers:
+        raise ModelError("the model has fewer layers than first_k_dense_replace says")
     patterns = [integer(config, "prefix_dense_sliding_window_pattern", 1)] * dense
     patterns += [integer(config, "sliding_window_pattern", 4)] * (num_layers - dense)
     places = [*range(1, dense + 1), *range(1, num_layers - dense + 1)]

@@ -225,7 +225,8 @@ class DecoderModel(nn.Module):
             logits = bound * torch.tanh(logits / bound)
         return logits
 
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+    def expected_weights(self) -> dict[str, Tensor]:
+        """Every tensor that a checkpoint must have, by its name there, as (a view of) the parameter it fills."""
         expected: dict[str, Tensor] = {
             EMBEDDINGS: self.embed_tokens.data,
             **self.norm.named_weights("model.norm"),
@@ -235,9 +236,10 @@ class DecoderModel(nn.Module):
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
             expected |= layer.named_weights(f"model.layers.{index}")
-        load_strict(
-            {self._stored_name(name): tensor for name, tensor in expected.items()}, self._stream(weights)
-        )
+        return {self._stored_name(name): tensor for name, tensor in expected.items()}
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        load_strict(self.expected_weights(), self._stream(weights))
 
     def _stored_name(self, name: str) -> str:
         for ours, stored in self.config.names:

@@ -109,7 +109,7 @@ def integer(config: CheckpointConfig, key: str, default: int | None = None) -> i
     """A positive integer of a checkpoint's configuration. Raises ModelError."""
     value = config.get(key)
     value = default if value is None else value
-    if type(value) is not int or value < 1:
+    if type(value) is not int or not 0 < value < 2**31:
         raise ModelError(f"the model's configuration has no usable {key}")
     return value
 
@@ -118,9 +118,17 @@ def number(config: CheckpointConfig, key: str, default: float | None = None) -> 
     """A finite number of a checkpoint's configuration. Raises ModelError."""
     value = config.get(key)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e30:
         raise ModelError(f"the model's configuration has no usable {key}")
     return float(value)
+
+
+def positive(config: CheckpointConfig, key: str, default: float | None = None) -> float:
+    """A number above 0. Raises ModelError."""
+    value = number(config, key, default)
+    if value <= 0:
+        raise ModelError(f"the model's configuration has no usable {key}")
+    return value
 
 
 def flag(config: CheckpointConfig, key: str, default: bool = False) -> bool:
@@ -151,7 +159,7 @@ def layer_types(
     if not isinstance(value, list) or len(value) != integer(config, "num_hidden_layers"):
         raise ModelError(f"the model's {key} do not name every layer")
     for word in value:
-        if word not in allowed:
+        if word not in tuple(allowed):
             raise ModelError(f"the model's {key} {word!r} is not supported")
     return value
 
@@ -161,7 +169,7 @@ def activation(config: CheckpointConfig, key: str = "hidden_act") -> str:
 
 
 def rms(config: CheckpointConfig, offset: float = 0.0) -> NormConfig:
-    return NormConfig("rms", number(config, "rms_norm_eps", 1e-6), offset)
+    return NormConfig("rms", positive(config, "rms_norm_eps", 1e-6), offset)
 
 
 def sliding_window(config: CheckpointConfig) -> int | None:
@@ -216,45 +224,46 @@ def read_rope(
     theta = number(table, "rope_theta", number(config, "rope_theta", theta))
     partial = number(table, "partial_rotary_factor", number(config, "partial_rotary_factor", 1.0))
     dim = int(head_dim(config) * partial)
-    if dim < 2 or dim % 2 or theta <= 1:
+    if not 2 < dim <= head_dim(config) or dim % 2 or theta <= 1:
         raise ModelError("the model's rotary embedding has sizes that cannot be used")
     base = Rope(theta, dim, interleaved)
     if kind == "default":
         return base
     if kind == "linear":
-        return replace(base, kind="linear", factor=_factor(table))
+        return replace(base, kind="linear", factor=positive(table, "factor"))
     if kind == "dynamic":
         alpha = table.get("alpha")
-        return replace(base, kind="ntk_alpha", factor=number(table, "alpha")) if alpha else base
+        return replace(base, kind="ntk_alpha", factor=positive(table, "alpha")) if alpha else base
     if kind == "llama3":
-        return replace(
-            base,
-            kind="llama3",
-            factor=_factor(table),
-            original_positions=_original(config, table),
-            low_freq=number(table, "low_freq_factor"),
-            high_freq=number(table, "high_freq_factor"),
-        )
+        return _llama3(config, table, base)
     if kind == "yarn":
         return _yarn(config, table, base)
     raise ModelError(f"the model's rotary embedding of type {kind!r} is not supported")
 
 
-def _factor(table: CheckpointConfig, default: float | None = None) -> float:
-    factor = number(table, "factor", default)
-    if factor <= 0:
-        raise ModelError("the model's configuration has no usable factor of its rotary embedding")
-    return factor
-
-
 def _original(config: CheckpointConfig, table: CheckpointConfig) -> int:
-    outer = integer(config, "original_max_position_embeddings", integer(config, "max_position_embeddings"))
+    longest = integer(config, "max_position_embeddings")
+    outer = integer(config, "original_max_position_embeddings", longest)
     return integer(table, "original_max_position_embeddings", outer)
+
+
+def _llama3(config: CheckpointConfig, table: CheckpointConfig, base: Rope) -> Rope:
+    low, high = positive(table, "low_freq_factor"), positive(table, "high_freq_factor")
+    if low == high:
+        raise ModelError("the model's configuration has no usable high_freq_factor")
+    return replace(
+        base,
+        kind="llama3",
+        factor=positive(table, "factor"),
+        original_positions=_original(config, table),
+        low_freq=low,
+        high_freq=high,
+    )
 
 
 def _yarn(config: CheckpointConfig, table: CheckpointConfig, base: Rope) -> Rope:
     original = _original(config, table)
-    factor = _factor(table, integer(config, "max_position_embeddings") / original)
+    factor = positive(table, "factor", integer(config, "max_position_embeddings") / original)
     weight, weight_all = (number(table, key, 0.0) for key in ("mscale", "mscale_all_dim"))
     if weight and weight_all:
         magnitude = _yarn_magnitude(factor, weight) / _yarn_magnitude(factor, weight_all)
@@ -265,8 +274,8 @@ def _yarn(config: CheckpointConfig, table: CheckpointConfig, base: Rope) -> Rope
         kind="yarn",
         factor=factor,
         original_positions=original,
-        beta_fast=number(table, "beta_fast", 32.0),
-        beta_slow=number(table, "beta_slow", 1.0),
+        beta_fast=positive(table, "beta_fast", 32.0),
+        beta_slow=positive(table, "beta_slow", 1.0),
         truncate=flag(table, "truncate", True),
         magnitude=number(table, "attention_factor", magnitude),
     )

@@ -21,6 +21,7 @@ from .decoder_config import (
     integer,
     layer_types,
     number,
+    positive,
     read_rope,
     rms,
     rope_parameters,
@@ -42,7 +43,7 @@ def gemma3_config(config: CheckpointConfig) -> DecoderConfig:
         qkv_bias=bias,
         out_bias=bias,
         qk_norm="before",
-        scale=number(config, "query_pre_attn_scalar", 256) ** -0.5,
+        scale=positive(config, "query_pre_attn_scalar", 256) ** -0.5,
     )
     mixers = {FULL: full, SLIDING: replace(full, rope=sliding_rope, window=sliding_window(config))}
     feed_forward = MLPConfig(integer(config, "intermediate_size"), activation(config, "hidden_activation"))
@@ -54,7 +55,7 @@ def gemma3_config(config: CheckpointConfig) -> DecoderConfig:
         tied=True,
         block="sandwich",
         embed_scale=integer(config, "hidden_size") ** 0.5,
-        final_softcap=None if softcap is None else number(config, "final_logit_softcapping"),
+        final_softcap=None if softcap is None else positive(config, "final_logit_softcapping"),
     )
 
 
