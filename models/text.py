@@ -18,7 +18,15 @@ from .base import (
     ModelInfo,
     SamplingParams,
 )
-from .messages import ROLES, Message, template_messages, with_described_tools, with_text_arguments
+from .messages import (
+    CALL_EXAMPLE,
+    CALL_STYLES,
+    ROLES,
+    CallStyle,
+    Message,
+    template_messages,
+    with_described_tools,
+)
 from .reasoning import Thinking, ThinkingMarks, reasoning_format_of
 from .special_guard import END_OF_PREFILL, SpecialGuard, up_to_prefill
 from .speech import OptionError
@@ -145,8 +153,8 @@ class TextProcessor:
         turns: list[Message] = template_messages(messages, self._name, roles)
         if not self._knows_tools:
             turns, tools = with_described_tools(turns, tools), ()
-        elif self._wants_text_arguments:
-            turns = with_text_arguments(turns)
+        else:
+            turns = self._call_style.apply(turns)
         guard = SpecialGuard(self.tokenizer)
         turns = guard.hide(turns)
         tools = guard.hide(tools)
@@ -157,7 +165,7 @@ class TextProcessor:
                     "continue_final_message", "only a message of the assistant can be continued"
                 )
             add_generation_prompt = False
-            prefill = turns[-1]["content"]
+            prefill = turns[-1]["content"] or ""
             turns[-1] = {**turns[-1], "content": prefill + END_OF_PREFILL + " "}
         variables = guard.hide(dict(arguments or {}))
         try:
@@ -208,21 +216,15 @@ class TextProcessor:
         return None if form is None else ThinkingMarks.of(form, self.tokenizer, thinking)
 
     @cached_property
-    def _wants_text_arguments(self) -> bool:
-        """Whether the template puts arguments of earlier calls into the prompt as they are (DeepSeek)."""
+    def _call_style(self) -> CallStyle:
+        """How the template wants earlier tool calls, found by trying."""
         template = self.chat_template
         assert template is not None
-        call = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}, "id": "abcdefghi"}
-        turns: list[Message] = [
-            {"role": "user", "content": "a"},
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-        ]
-
-        def renders(turns: list[Message]) -> bool:
+        for style in CALL_STYLES:
             try:
-                template.render(turns, None, add_generation_prompt=False)
+                text = template.render(style.apply(CALL_EXAMPLE), None, add_generation_prompt=False)
             except ValueError:
-                return False
-            return True
-
-        return not renders(turns) and renders(with_text_arguments(turns))
+                continue
+            if "None" not in text:
+                return style
+        return CallStyle(text_arguments=False, null_content=False)

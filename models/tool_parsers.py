@@ -42,9 +42,9 @@ def tool_format_of(chat_template: str | None) -> ToolFormat | None:
         ("<function=", None),  # Qwen3-Coder's XML, which is none of ours
         ("<tool_call>", HERMES),
         ("[func_name1(", PYTHONIC),
-        ("<|python_start|>", PYTHONIC),
         ("<|python_tag|>", LLAMA3_JSON),
         ("<|start_header_id|>", LLAMA3_JSON),
+        ("<|header_start|>", LLAMA3_JSON),
     )
     return next((form for mark, form in marks if mark in chat_template), None)
 

@@ -195,14 +195,31 @@ CALL_TEMPLATE = (
 )
 
 
-def test_arguments_of_earlier_calls_are_objects_or_text() -> None:
-    as_object = processor(CALL_TEMPLATE.replace("ARGUMENTS", "c.function.arguments.items() | list"))
-    assert "assistant:<tool_call>[('é', 1)];tool:42;" in as_object.chat(CALLS).text
-    as_text = processor(CALL_TEMPLATE.replace("ARGUMENTS", "'!' + c.function.arguments"))
-    assert 'assistant:<tool_call>!{"é": 1};tool:42;' in as_text.chat(CALLS).text
-    assert as_text.chat(CALLS, TOOLS).text.startswith(json.dumps(TOOLS[0]))
-    assert as_text.tool_format is not None
-    assert as_text.tool_format.name == "hermes"
+@pytest.mark.parametrize(
+    ("content", "arguments", "wanted"),
+    [
+        ("m.content or ''", "c.function.arguments.items() | list", "assistant:<tool_call>[('é', 1)];"),
+        ("m.content or ''", "'!' + c.function.arguments", 'assistant:<tool_call>!{"é": 1};'),
+        ("m.content", "c.function.arguments | tojson", 'assistant:<tool_call>{"é": 1};'),
+        ("'' + m.content", "'!' + c.function.arguments", 'assistant:<tool_call>!{"é": 1};'),
+        ("m.content is none", "c.function.arguments | tojson", 'assistant:True<tool_call>{"é": 1};'),
+        ("m.content", "c.function.arguments / 2", None),
+    ],
+)
+def test_earlier_calls_come_as_the_template_wants_them(
+    content: str, arguments: str, wanted: str | None
+) -> None:
+    source = CALL_TEMPLATE.replace("m.content", content).replace("ARGUMENTS", arguments)
+    if wanted is None:
+        with pytest.raises(OptionError, match="refuses this"):
+            processor(source).chat(CALLS)
+        return
+    assert wanted in processor(source).chat(CALLS).text
+    told = processor(source).chat(CALLS, TOOLS)
+    assert told.text.startswith(json.dumps(TOOLS[0]))
+    tool_format = processor(source).tool_format
+    assert tool_format is not None
+    assert tool_format.name == "hermes"
 
 
 def test_templates_without_tools_are_told_in_words() -> None:
