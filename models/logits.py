@@ -8,22 +8,23 @@ sign rule of the field (negative logits are multiplied).
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
 
 def _rows_and_ids(outputs: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
     """All sampled ids with the row of each, both int64 [total]."""
-    rows = [row for row, sampled in enumerate(outputs) for _ in sampled]
-    ids = [token for sampled in outputs for token in sampled]
-    return torch.tensor(rows, dtype=torch.int64, device=device), torch.tensor(
-        ids, dtype=torch.int64, device=device
-    )
+    lengths = [len(sampled) for sampled in outputs]
+    rows = np.repeat(np.arange(len(outputs)), lengths)
+    ids = np.fromiter(itertools.chain.from_iterable(outputs), np.int64, sum(lengths))
+    return torch.from_numpy(rows).to(device), torch.from_numpy(ids).to(device)
 
 
 def ends_with(sampled: Sequence[int], ids: Sequence[int]) -> bool:
@@ -133,13 +134,15 @@ class RepetitionPenalty:
         return torch.tensor(self.prompt_ids, dtype=torch.int64)
 
     def __call__(self, logits: Tensor, outputs: Sequence[Sequence[int]]) -> None:
+        prompt = self._prompt.to(logits.device)
         rows, ids = _rows_and_ids(outputs, logits.device)
-        seen = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
-        seen[:, self._prompt.to(logits.device)] = True
-        seen[rows, ids] = True
-        rows, ids = seen.nonzero(as_tuple=True)
-        values = logits[rows, ids]
-        logits[rows, ids] = torch.where(values > 0, values / self.penalty, values * self.penalty)
+        # Both are read before either is written: what is in both is penalised once.
+        asked, said = self._penalised(logits[:, prompt]), self._penalised(logits[rows, ids])
+        logits[:, prompt] = asked
+        logits[rows, ids] = said
+
+    def _penalised(self, values: Tensor) -> Tensor:
+        return torch.where(values > 0, values / self.penalty, values * self.penalty)
 
 
 @dataclass(frozen=True)
