@@ -41,10 +41,11 @@ def gated_delta_rule_(
     v, decay, rate = value.float().transpose(0, 1), g.float().T, beta.float().T
     if len(query) == 1:
         return _step_(q, k, v, decay, rate, state).transpose(0, 1)
-    pieces = [
-        _chunk_(*(x[:, first : first + CHUNK] for x in (q, k, v, decay, rate)), state)
-        for first in range(0, len(query), CHUNK)
-    ]
+    pieces = []
+    for first in range(0, len(query), CHUNK):
+        last = first + CHUNK
+        chunk = (q[:, first:last], k[:, first:last], v[:, first:last])
+        pieces.append(_chunk_(*chunk, decay[:, first:last], rate[:, first:last], state))
     return torch.cat(pieces, dim=1).transpose(0, 1)
 
 

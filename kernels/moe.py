@@ -19,33 +19,56 @@ class MoEConfig:
     """Sizes of the experts and how a token's are chosen and weighed.
 
     scoring: softmax over all experts, softmax over the chosen ones, or a sigmoid each; normalize: the chosen
-    scores are divided by their sum. shared_size: width of an MLP that every token takes (0: none), added to
-    the experts' output, or averaged with it.
+    scores are divided by their sum, then multiplied by scale. shared_size: width of an MLP that every token
+    takes (0: none), added to the experts' output, or averaged with it.
+    grouped_sigmoid (DeepSeek-AI 2024): a sigmoid each; a learned correction of the scores decides, but does not
+    weigh: first the top_groups of num_groups by their two best experts, then the top_k experts within these.
     """
 
     num_experts: int
     top_k: int
     expert_size: int
     activation: str
-    scoring: Literal["softmax", "chosen_softmax", "sigmoid"] = "softmax"
+    scoring: Literal["softmax", "chosen_softmax", "sigmoid", "grouped_sigmoid"] = "softmax"
     normalize: bool = False
+    scale: float = 1.0
+    num_groups: int = 1
+    top_groups: int = 1
     shared_size: int = 0
     shared_average: bool = False
 
 
-def route(logits: Tensor, config: MoEConfig) -> tuple[Tensor, Tensor]:
-    """Router logits [tokens, num_experts] → the chosen experts and their float32 weights, [tokens, top_k]."""
+def route(logits: Tensor, config: MoEConfig, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Router logits [tokens, num_experts] → the chosen experts and their float32 weights, [tokens, top_k].
+
+    correction: float32 [num_experts], for grouped_sigmoid.
+    """
     scores = logits.float()
-    if config.scoring == "softmax":
-        scores = scores.softmax(dim=-1)
-    chosen, experts = scores.topk(config.top_k, dim=-1)
-    if config.scoring == "chosen_softmax":
-        chosen = chosen.softmax(dim=-1)
-    elif config.scoring == "sigmoid":
-        chosen = chosen.sigmoid()
+    if config.scoring == "grouped_sigmoid":
+        scores = scores.sigmoid()
+        experts = _best_of_groups(scores if correction is None else scores + correction, config)
+        chosen = scores.gather(1, experts)
+    else:
+        if config.scoring == "softmax":
+            scores = scores.softmax(dim=-1)
+        chosen, experts = scores.topk(config.top_k, dim=-1)
+        if config.scoring == "chosen_softmax":
+            chosen = chosen.softmax(dim=-1)
+        elif config.scoring == "sigmoid":
+            chosen = chosen.sigmoid()
     if config.normalize:
-        chosen = chosen / chosen.sum(dim=-1, keepdim=True)
-    return experts, chosen
+        chosen = chosen / (chosen.sum(dim=-1, keepdim=True) + 1e-20)
+    return experts, chosen * config.scale if config.scale != 1.0 else chosen
+
+
+def _best_of_groups(scores: Tensor, config: MoEConfig) -> Tensor:
+    """The top_k experts [tokens, top_k] by score, out of the top_groups groups by their two best scores."""
+    grouped = scores.view(len(scores), config.num_groups, -1)
+    strength = grouped.topk(min(2, grouped.shape[-1]), dim=-1).values.sum(dim=-1)
+    kept = strength.topk(config.top_groups, dim=-1).indices
+    closed = torch.ones_like(strength, dtype=torch.bool).scatter(1, kept, False)
+    open_scores = grouped.masked_fill(closed[..., None], float("-inf")).flatten(1)
+    return open_scores.topk(config.top_k, dim=-1).indices
 
 
 class MoE(nn.Module):
@@ -55,6 +78,11 @@ class MoE(nn.Module):
         super().__init__()
         self.config = config
         self.router = Linear(size, config.num_experts, bias=False, dtype=dtype)
+        self.correction = (
+            parameter(config.num_experts, dtype=torch.float32)
+            if config.scoring == "grouped_sigmoid"
+            else None
+        )
         self.gate_up = parameter(config.num_experts, 2 * config.expert_size, size, dtype=dtype)
         self.down = parameter(config.num_experts, size, config.expert_size, dtype=dtype)
         self.activation = ACTIVATIONS[config.activation]
@@ -64,7 +92,7 @@ class MoE(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[tokens, size] → the same shape; a token's result does not depend on the others in the batch."""
-        experts, weights = route(self.router(x), self.config)
+        experts, weights = route(self.router(x), self.config, self.correction)
         out = self._experts(x, experts, weights.to(x.dtype))
         if self.shared is None:
             return out
@@ -93,6 +121,8 @@ class MoE(nn.Module):
         """One tensor an expert and projection, as published checkpoints have them."""
         size = self.config.expert_size
         named: dict[str, Tensor] = {**self.router.named_weights(f"{prefix}.gate")}
+        if self.correction is not None:
+            named[f"{prefix}.gate.e_score_correction_bias"] = self.correction.data
         for expert in range(self.config.num_experts):
             base = f"{prefix}.experts.{expert}"
             named[f"{base}.gate_proj.weight"] = self.gate_up.data[expert, :size]

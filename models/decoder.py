@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,8 @@ from .decoder_config import (
     NormConfig,
     QueryScale,
 )
+from .gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig
+from .mla import MLAConfig, MLAttention
 from .weights import load_strict
 
 EMBEDDINGS = "model.embed_tokens.weight"
@@ -53,7 +56,7 @@ class Attention(nn.Module):
         self.config = config
         self.index = index
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
-        sizes = (heads * dim, kv_heads * dim, kv_heads * dim)
+        sizes = (heads * dim * (2 if config.gated else 1), kv_heads * dim, kv_heads * dim)
         self.qkv = Linear(
             decoder.hidden_size, sum(sizes), config.qkv_bias, dtype=dtype, parts=("q", "k", "v"), sizes=sizes
         )
@@ -72,6 +75,9 @@ class Attention(nn.Module):
         heads, turned = config.num_heads, config.num_heads + config.num_kv_heads
         # One buffer of heads, changed in place: its tail is what the cache stores.
         qkv = self.qkv(x).view(tokens, -1, config.head_dim)
+        if config.gated:
+            gate = qkv[:, 1 : 2 * heads : 2]
+            qkv = torch.cat([qkv[:, : 2 * heads : 2], qkv[:, 2 * heads :]], dim=1)
         if config.qk_norm == "before":
             self._norm_(qkv)
         if config.rope is not None:
@@ -84,6 +90,8 @@ class Attention(nn.Module):
         attn = step.context.attn[config.group]
         store_kv(qkv[:, heads:].view(tokens, 2, config.num_kv_heads, config.head_dim), self.index, attn)
         attended = attention(query, self.index, attn, config.scale)
+        if config.gated:
+            attended = attended * gate.sigmoid()
         return self.out(attended.reshape(tokens, -1))
 
     def _norm_(self, qkv: Tensor) -> None:
@@ -147,7 +155,12 @@ class DecoderLayer(nn.Module):
         return named
 
 
-MIXERS: Mapping[type, type[Attention]] = {AttentionConfig: Attention}
+# Each class takes the record of its key; the table is what binds the two.
+MIXERS: Mapping[type, type[Any]] = {
+    AttentionConfig: Attention,
+    MLAConfig: MLAttention,
+    GatedDeltaNetConfig: GatedDeltaNet,
+}
 # The norms of a layer by their names in checkpoints.
 NORMS: Mapping[str, Sequence[str]] = {
     "pre": ("input_layernorm", "post_attention_layernorm"),

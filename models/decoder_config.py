@@ -14,6 +14,8 @@ from typing import Any, Literal
 from ..kernels.moe import MoEConfig
 from ..kernels.ops import ACTIVATIONS, Rope
 from .base import ModelError
+from .gated_delta_net import GatedDeltaNetConfig
+from .mla import MLAConfig
 
 CheckpointConfig = Mapping[str, Any]
 # How checkpoints name the kinds of attention in layer_types.
@@ -35,6 +37,8 @@ class AttentionConfig:
 
     window: at most so many keys back, itself included. scale: of the scores, None for head_dim^-0.5.
     qk_norm: RMS norm of every query and key head, before or after they are turned.
+    gated: the output is multiplied by the sigmoid of a gate; each query head of the checkpoint is followed by
+    its gate's head.
     """
 
     num_heads: int
@@ -47,6 +51,7 @@ class AttentionConfig:
     qk_norm: Literal["none", "before", "after"] = "none"
     scale: float | None = None
     query_scale: QueryScale | None = None
+    gated: bool = False
 
     @property
     def group(self) -> str:
@@ -73,7 +78,7 @@ class NormConfig:
 
 
 # The kind of a mixer or feed-forward is the type of its record; `decoder` has a module for each.
-MixerConfig = AttentionConfig
+MixerConfig = AttentionConfig | MLAConfig | GatedDeltaNetConfig
 FeedForwardConfig = MLPConfig | MoEConfig
 
 

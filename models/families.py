@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from .base import ModelError
 from .cohere2_moe import cohere2_moe_config
 from .decoder_config import CheckpointConfig, DecoderConfig
+from .deepseek_v3 import deepseek_v3_config
 from .gemma3 import gemma3_config
 from .hunyuan import hunyuan_config
 from .llama import llama_config
@@ -14,10 +15,12 @@ from .ministral3 import ministral3_config
 from .mistral import mistral_config
 from .qwen2 import qwen2_config
 from .qwen3 import qwen3_config
+from .qwen3_5 import qwen3_5_config
 from .qwen3_moe import qwen3_moe_config
 
 DECODERS: Mapping[str, Callable[[CheckpointConfig], DecoderConfig]] = {
     "cohere2_moe": cohere2_moe_config,
+    "deepseek_v3": deepseek_v3_config,
     "gemma3_text": gemma3_config,
     "hunyuan_v1_dense": hunyuan_config,
     "llama": llama_config,
@@ -25,6 +28,8 @@ DECODERS: Mapping[str, Callable[[CheckpointConfig], DecoderConfig]] = {
     "mistral": mistral_config,
     "qwen2": qwen2_config,
     "qwen3": qwen3_config,
+    "qwen3_5": qwen3_5_config,
+    "qwen3_5_text": qwen3_5_config,
     "qwen3_moe": qwen3_moe_config,
 }
 

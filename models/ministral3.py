@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .decoder_config import CheckpointConfig, DecoderConfig, QueryScale, integer, number, rope_parameters
+from .decoder_config import (
+    AttentionConfig,
+    CheckpointConfig,
+    DecoderConfig,
+    QueryScale,
+    integer,
+    number,
+    rope_parameters,
+)
 from .mistral import mistral_config
 
 
@@ -15,5 +23,8 @@ def ministral3_config(config: CheckpointConfig) -> DecoderConfig:
         return base
     period = integer(table, "original_max_position_embeddings")
     scale = QueryScale(number(table, "llama_4_scaling_beta"), period)
-    layers = [replace(layer, mixer=replace(layer.mixer, query_scale=scale)) for layer in base.layers]
+    layers = []
+    for layer in base.layers:
+        assert isinstance(layer.mixer, AttentionConfig)
+        layers.append(replace(layer, mixer=replace(layer.mixer, query_scale=scale)))
     return replace(base, layers=tuple(layers))

@@ -21,8 +21,18 @@ from torch import Tensor
 from .family_parity import SIZES, tokens, unsupported
 from .paged_harness import PagedHarness
 
+LINEAR = {
+    **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), 2),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 8),
+}
 EXTRA: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    "deepseek_v3": {
+        **dict.fromkeys(("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 8),
+        **{"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    },
+    "qwen3_5": LINEAR,
+    "qwen3_5_text": LINEAR,
     "cohere2_moe": {"prefix_dense_intermediate_size": 40, "num_experts": 4, "first_k_dense_replace": 1},
 }
 LLAMA = SIZES | {"model_type": "llama", "num_hidden_layers": 2}
