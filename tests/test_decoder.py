@@ -14,7 +14,7 @@ from sensorium.kernels.moe import MoE, MoEConfig, route
 from sensorium.kernels.ops import rope_frequencies
 from sensorium.models.base import Model, ModelError
 from sensorium.models.decoder import DecoderModel, query_scale
-from sensorium.models.decoder_config import AttentionConfig, QueryScale
+from sensorium.models.decoder_config import MixerConfig, QueryScale
 from sensorium.models.families import DECODERS, decoder_config
 from torch import Tensor
 
@@ -184,7 +184,7 @@ def test_damaged_configurations_are_refused_or_work(family: str, changes: dict[s
     with suppress(ModelError):
         result = decoder_config(config)
         assert len(result.layers) == config["num_hidden_layers"]
-        assert all(isinstance(layer.mixer, AttentionConfig) for layer in result.layers)
+        assert all(isinstance(layer.mixer, MixerConfig) for layer in result.layers)
         for layer in result.layers:
             assert layer.mixer.rope is None or rope_frequencies(layer.mixer.rope).isfinite().all()
     assert repr(config) == repr(untouched)
