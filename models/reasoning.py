@@ -21,6 +21,7 @@ from .logits import ends_with
 Thinking = Literal["undecided", "open", "closed"]
 """What the prompt says of the output: it may open a thinking span, begins inside one, or holds none."""
 
+DEEPSEEK_TURN = "<｜Assistant｜>"
 LEADING_IDS = 2  # ids of white space that may come before an opening mark
 ALL_TOKENS = -1  # an int32 word of a bitmask with every bit set
 
@@ -29,13 +30,13 @@ ALL_TOKENS = -1  # an int32 word of a bitmask with every bit set
 class ReasoningFormat:
     """How a family marks its thinking.
 
-    opens_unasked: its output begins inside the span also where the prompt does not open one.
+    opens_after: the end of a prompt behind which the output begins inside the span, though nothing opens it.
     """
 
     name: str
     start: str = "<think>"
     end: str = "</think>"
-    opens_unasked: bool = False
+    opens_after: str | None = None
 
     def thinking_after(self, prompt: str, prefill: str | None = None) -> Thinking:
         """prompt: as the template rendered it. prefill: the message in it that the output continues, if any.
@@ -53,24 +54,20 @@ class ReasoningFormat:
             return "open"
         if tail.endswith(self.end):
             return "closed"
-        return "open" if self.opens_unasked else "undecided"
+        return "open" if self.opens_after and tail.endswith(self.opens_after) else "undecided"
 
 
 REASONING_FORMATS = {
     "qwen3": ReasoningFormat("qwen3"),
-    "deepseek_r1": ReasoningFormat("deepseek_r1", opens_unasked=True),
+    "deepseek_r1": ReasoningFormat("deepseek_r1", opens_after=DEEPSEEK_TURN),
 }
 
 
 def reasoning_format_of(chat_template: str | None) -> ReasoningFormat | None:
-    """The format whose marks a chat template mentions, else None.
-
-    DeepSeek's own vocabulary marks turns with <｜Assistant｜>; whether its later templates think is left to
-    the prompt, since those without thinking close the span there.
-    """
+    """The format whose marks a chat template mentions, else None."""
     if chat_template is None or "</think>" not in chat_template:
         return None
-    return REASONING_FORMATS["deepseek_r1" if "<｜Assistant｜>" in chat_template else "qwen3"]
+    return REASONING_FORMATS["deepseek_r1" if DEEPSEEK_TURN in chat_template else "qwen3"]
 
 
 _State = Literal["start", "opening", "thinking", "closing", "content"]

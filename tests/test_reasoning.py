@@ -86,6 +86,7 @@ def test_text_comes_as_soon_as_it_is_certain() -> None:
         (QWEN, "<|im_start|>assistant\n<think>\n\n</think>\n\n", None, "closed"),
         (DEEPSEEK, "<｜User｜>hi<｜Assistant｜>", None, "open"),
         (DEEPSEEK, "<｜User｜>hi<｜Assistant｜></think>", None, "closed"),
+        (DEEPSEEK, "<｜tool▁output▁begin｜>42<｜tool▁output▁end｜>", None, "undecided"),
         (QWEN, "assistant\n<think>half a th", "<think>half a th", "open"),
         (QWEN, "assistant\n<think>x</think>The an", "<think>x</think>The an", "closed"),
         (QWEN, "assistant\nThe an", "The an", "closed"),
