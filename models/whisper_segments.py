@@ -18,6 +18,8 @@ from .whisper_tokenizer import WhisperTokenizer
 
 FRAMES_PER_STEP = FRAMES_PER_SECOND // TOKENS_PER_SECOND
 SECONDS_PER_STEP = FRAMES_PER_STEP * HOP_LENGTH / SAMPLE_RATE
+WORD_STEP = 0.01  # seconds to which word times are rounded; no word is shorter
+MIN_SEGMENT_SECONDS = 0.002  # what is shorter is rounding of sums, and has no length in a subtitle
 
 Clip = tuple[int, int]  # frames [start, end)
 
@@ -133,17 +135,26 @@ def clips_from_seconds(seconds: Sequence[float], content_frames: int) -> list[Cl
     return [(start, stop) for start, stop in zip(points[::2], points[1::2], strict=True) if start < stop]
 
 
-def intersect_clips(left: Iterable[Clip], right: Sequence[Clip]) -> list[Clip]:
-    """The frames that lie in both lists, as ascending clips."""
-    common = [(max(a, c), min(b, d)) for a, b in left for c, d in right]
-    return sorted((start, end) for start, end in common if start < end)
+def intersect_clips(left: Sequence[Clip], right: Sequence[Clip]) -> list[Clip]:
+    """The frames that lie in both lists; all three are ascending and without overlap."""
+    common = []
+    i = j = 0
+    while i < len(left) and j < len(right):
+        start, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
+        if start < end:
+            common.append((start, end))
+        if left[i][1] <= right[j][1]:
+            i += 1
+        else:
+            j += 1
+    return common
 
 
 class SegmentWriter:
     """Turns draft segments, in the order of time, into a user's segments.
 
     Blank and instantaneous ones are dropped before ids are given; times are clamped so that
-    0 ≤ start < end ≤ duration and starts never decrease; a character whose bytes lie in two segments goes to
+    0 ≤ start < end ≤ duration and starts never decrease, those of words neither; a character whose bytes lie in two segments goes to
     the one that completes it, and bytes that never become a character are left out.
     """
 
@@ -154,11 +165,12 @@ class SegmentWriter:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("ignore")
         self._next_id = 0
         self._last_start = 0.0
+        self._last_word = 0.0  # its start
 
     def write(self, drafts: Iterable[DraftSegment]) -> list[Segment]:
         written = []
         for draft in drafts:
-            if draft.start >= min(draft.end, self._duration):
+            if min(draft.end, self._duration) - draft.start < MIN_SEGMENT_SECONDS:
                 continue
             # A window may time its speech beyond its audio, past the start of the next clip.
             start = max(draft.start, self._last_start)
@@ -191,5 +203,7 @@ class SegmentWriter:
         for draft in drafts:
             text = draft.word.replace("\ufffd", "")
             if text.strip():
-                start = min(max(draft.start, 0.0), self._duration)
-                yield Word(text, start, min(max(draft.end, start), self._duration), draft.probability)
+                latest = max(self._duration - WORD_STEP, 0.0)
+                start = self._last_word = min(max(draft.start, self._last_word), latest)
+                end = min(max(draft.end, start + WORD_STEP), self._duration)
+                yield Word(text, start, end, draft.probability)

@@ -14,6 +14,7 @@ from ..models.speech import Segment, Transcription, Word
 
 TEXT_TYPE = "text/plain; charset=utf-8"
 JSON_TYPE = "application/json"
+TIME_DECIMALS = 6  # finer than a sample lasts; sums of frame times such as 7.6000000000000005 end here
 # U+FFFD marks bytes that were no character, and a lone surrogate cannot be written as UTF-8.
 _UNWRITABLE = {0xFFFD: None, **dict.fromkeys(range(0xD800, 0xE000))}
 
@@ -67,7 +68,7 @@ def verbose_json(result: Transcription, language: str, granularities: Collection
     body: dict[str, Any] = {
         "task": result.task,
         "language": "english" if translated else language,
-        "duration": float(result.duration),
+        "duration": _seconds(result.duration),
         "text": final_text(result),
     }
     if "segment" in granularities:
@@ -84,8 +85,8 @@ def _segment(segment: Segment) -> dict[str, Any]:
     return {
         "id": segment.id,
         "seek": segment.seek,
-        "start": _finite(segment.start),
-        "end": _finite(segment.end),
+        "start": _seconds(segment.start),
+        "end": _seconds(segment.end),
         "text": clean(segment.text),
         "tokens": list(segment.tokens),
         "temperature": _finite(segment.temperature),
@@ -100,8 +101,13 @@ def _finite(value: float) -> float:
     return float(value) if math.isfinite(value) else 0.0
 
 
+def _seconds(value: float) -> float:
+    """Rounding keeps the order of times, and apart those that are 1e-6 s apart: so are a segment's."""
+    return round(_finite(value), TIME_DECIMALS)
+
+
 def _word(word: Word) -> dict[str, Any]:
-    return {"word": bare_word(word.word), "start": _finite(word.start), "end": _finite(word.end)}
+    return {"word": bare_word(word.word), "start": _seconds(word.start), "end": _seconds(word.end)}
 
 
 def bare_word(word: str) -> str:
@@ -140,6 +146,7 @@ def _span(segment: Segment, decimal_mark: str) -> str:
 
 def clock(seconds: float, decimal_mark: str) -> str:
     """HH:MM:SS and milliseconds; the hours are always there."""
-    minutes, milliseconds = divmod(round(seconds * 1000), 60_000)
+    # Halves go up: round() takes 1.5 and 2.5 to the same number, and so a millisecond's cue to nothing.
+    minutes, milliseconds = divmod(math.floor(seconds * 1000 + 0.5), 60_000)
     hours, minutes = divmod(minutes, 60)
     return f"{hours:02d}:{minutes:02d}:{milliseconds // 1000:02d}{decimal_mark}{milliseconds % 1000:03d}"

@@ -101,6 +101,22 @@ def test_what_cannot_be_written_is_left_out() -> None:
     assert (body["text"], body["segments"][0]["avg_logprob"]) == ("ab", 0.0)
 
 
+def test_times_are_written_without_the_noise_of_sums() -> None:
+    said = result(segment(0, 0.0, 7.6000000000000005, " a"), duration=7.6000000000000005)
+    body = formats.verbose_json(said, "english", ("segment", "word"))
+    assert body["duration"] == body["segments"][0]["end"] == body["words"][0]["end"] == 7.6
+
+
+@given(st.floats(0, 400_000), st.floats(0.002, 30), st.floats(0, 1))
+def test_rounding_keeps_times_in_order(start: float, length: float, rest: float) -> None:
+    end = start + length
+    said = result(segment(0, start, end, " a"), duration=end + rest)
+    body = formats.verbose_json(said, "english", ("segment",))
+    (shown,) = body["segments"]
+    assert 0 <= shown["start"] < shown["end"] <= body["duration"]
+    assert formats.clock(start, ",") < formats.clock(end, ",")
+
+
 @given(st.floats(0, 400_000))
 def test_clock_rounds_and_carries(seconds: float) -> None:
     hours, minutes, rest = formats.clock(seconds, ".").split(":")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,14 @@ def test_intersection_keeps_the_common_frames(left: list[int], right: list[int])
     assert all(a < b for a, b in common)
 
 
+def test_many_clips_meet_many_regions_at_once() -> None:
+    """One entry for each pair of a day's regions and clips would be gigabytes."""
+    left, right = [[(i * 20 + o, i * 20 + o + 12) for i in range(50_000)] for o in (0, 10)]
+    began = time.perf_counter()
+    assert len(intersect_clips(left, right)) == 99_999
+    assert time.perf_counter() - began < 2
+
+
 # --- SegmentWriter ---
 
 
@@ -176,6 +185,30 @@ def test_words_stay_inside_the_file(tokenizer: WhisperTokenizer) -> None:
         (" a", 9.0, 9.5),
         (" b", 9.8, 10.0),
     ]
+
+
+def test_a_segment_of_rounding_alone_is_none(tokenizer: WhisperTokenizer) -> None:
+    """7.6 s of audio, and a window at 7.6 s by its frames: 7.599999999999999."""
+    writer = SegmentWriter(tokenizer, 7.6, with_words=False)
+    assert writer.write([draft(7.599999999999999, 9.0, [HELLO]), draft(7.599, 7.6, [HELLO])]) == []
+    assert [(s.start, s.end) for s in writer.write([draft(7.59, 9.0, [HELLO])])] == [(7.59, 7.6)]
+
+
+@given(
+    times=st.lists(st.tuples(st.floats(-1, 12), st.floats(-1, 2)), min_size=1, max_size=12),
+    cut=st.integers(0, 12),
+)
+def test_words_are_ordered_and_take_time(
+    tokenizer: WhisperTokenizer, times: list[tuple[float, float]], cut: int
+) -> None:
+    """Whatever alignment made of them, and across segments: 0 ≤ start < end ≤ duration, starts never decrease."""
+    words = [DraftWord(" a", start, start + length, 0.5) for start, length in times]
+    writer = SegmentWriter(tokenizer, 10.0, with_words=True)
+    written = writer.write([draft(0, 1, [HELLO], words[:cut]), draft(1, 2, [HELLO], words[cut:])])
+    shown = [word for segment in written for word in segment.words or ()]
+    assert len(shown) == len(words)
+    assert [word.start for word in shown] == sorted(word.start for word in shown)
+    assert all(0 <= word.start < word.end <= 10.0 for word in shown)
 
 
 def test_a_character_in_two_segments_goes_to_the_second(tokenizer: WhisperTokenizer) -> None:
