@@ -9,7 +9,7 @@ from ..processors.inputs import MultiModalInputs
 from .base import GenerationOutput, GenerationRequest, SamplingParams
 from .speech import Progress, Segment, Transcription, TranscriptionOptions
 from .whisper_rules import LanguageProbe
-from .whisper_seek import MISSING_PROBE, SeekLoop, WhisperAudio, Work, WorkKey
+from .whisper_seek import MISSING_PROBE, SeekLoop, UserPrompt, WhisperAudio, Work, WorkKey
 from .whisper_segments import Clip, DraftSegment, SegmentWriter, frame_seconds
 
 NO_SPEECH_LANGUAGE = "en"  # what a file without any speech is said to be in
@@ -34,6 +34,7 @@ class WhisperProgram:
         self._options = options
         self._language = language
         self._language_window = language_window
+        self._prompt = UserPrompt.of(options, audio.spec)
         self._lane_clips = [clips for clips in lanes if clips]
         self._loops: list[SeekLoop] = []
         self._work: dict[int, Work] = {}
@@ -91,7 +92,7 @@ class WhisperProgram:
     def _open_lanes(self, language: str) -> list[GenerationRequest]:
         requests = []
         for lane, clips in enumerate(self._lane_clips):
-            loop = SeekLoop(self._audio, self._options, language, clips, lane)
+            loop = SeekLoop(self._audio, self._options, language, clips, lane, self._prompt)
             self._loops.append(loop)
             self._work[lane] = loop.run()
             requests.append(next(self._work[lane]))

@@ -148,6 +148,22 @@ def best_completion(completions: Sequence[Completion]) -> Completion:
     return max(completions, key=score)
 
 
+@dataclass(frozen=True)
+class UserPrompt:
+    """Ids of what a user wants shown before the audio: the end of the text, the beginning of the hotwords."""
+
+    text: tuple[int, ...]
+    hotwords: tuple[int, ...]
+
+    @classmethod
+    def of(cls, options: TranscriptionOptions, spec: WhisperSpec) -> UserPrompt:
+        """Once for all lanes: a prompt may be a megabyte long."""
+        texts = [(text or "").strip() for text in (options.prompt, options.hotwords)]
+        prompt, hotwords = (" " + text if text else "" for text in texts)
+        limit = spec.max_prompt
+        return cls(spec.tokenizer.last_ids(prompt, limit), spec.tokenizer.first_ids(hotwords, limit))
+
+
 class SeekLoop:
     """One chain of windows over `clips`, each prompted by the text before it."""
 
@@ -158,6 +174,7 @@ class SeekLoop:
         language: str,
         clips: Sequence[Clip],
         lane: int,
+        prompt: UserPrompt,
     ) -> None:
         self._audio = audio
         self._spec = audio.spec
@@ -167,14 +184,10 @@ class SeekLoop:
         self._clips = clips
         self._lane = lane
         self._sot_sequence = self._tokenizer.sot_sequence(language, options.task)
-        self._context = self._encode(options.prompt)
-        self._hotwords = self._encode(options.hotwords)[: self._spec.max_prompt]
+        self._context = list(prompt.text)
+        self._hotwords = prompt.hotwords
         self._last_speech = 0.0
         self.done: list[WindowDone] = []
-
-    def _encode(self, text: str | None) -> list[int]:
-        stripped = (text or "").strip()
-        return self._tokenizer.encode(" " + stripped) if stripped else []
 
     def run(self) -> Work:
         """Yields one request at a time and is sent its output; windows appear in `done`."""

@@ -20,6 +20,7 @@ from .whisper_languages import LANGUAGE_ALIASES, LANGUAGES
 
 N_TIMESTAMPS = 1501  # <|0.00|> … <|30.00|> in steps of 0.02 s
 N_CONTROL = 6  # translate … notimestamps
+TOKENS_AT_A_CUT = 16  # as many tokens may come out otherwise beside the place where a text is cut
 
 # Not spoken: marks of speakers, stage directions, music. Suppressed where the whole symbol is one token, with
 # or without a space before it.
@@ -115,6 +116,22 @@ class WhisperTokenizer:
         # Lone surrogates, which a client's JSON may hold, have no UTF-8 form.
         clean = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         return self._tokenizer.encode(clean, add_special_tokens=False).ids
+
+    def first_ids(self, text: str, count: int) -> tuple[int, ...]:
+        """Up to `count` ids from the beginning of `encode(text)`; however long, only that much is encoded."""
+        return tuple(self.encode(text[: self._covering(count)])[:count])
+
+    def last_ids(self, text: str, count: int) -> tuple[int, ...]:
+        """Up to `count` ids from the end of `encode(text)`."""
+        return tuple(self.encode(text[-self._covering(count) :])[-count:])
+
+    def _covering(self, count: int) -> int:
+        """Characters that hold more than `count` tokens, whatever they are, so that none kept lies at the cut."""
+        return (count + TOKENS_AT_A_CUT) * self._longest_token
+
+    @cached_property
+    def _longest_token(self) -> int:
+        return max(map(len, self._token_bytes))
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """The bytes that the ids stand for, control tokens by name, timestamps left out."""

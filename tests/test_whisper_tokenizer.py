@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -159,3 +160,23 @@ def test_english_only_models_know_english_only(tokenizers: dict[bool, WhisperTok
     assert tokenizers[False].resolve_language("English") == "en"
     with pytest.raises(OptionError, match="English only"):
         tokenizers[False].resolve_language("de")
+
+
+@settings(max_examples=50, deadline=None)
+@given(text=TEXTS, repeat=st.integers(1, 4000), count=st.integers(1, 223))
+def test_both_ends_of_a_text_without_the_rest(
+    tokenizers: dict[bool, WhisperTokenizer], text: str, repeat: int, count: int
+) -> None:
+    long = (" " + text) * min(repeat, 60_000 // (len(text) + 1))
+    for tokenizer in tokenizers.values():
+        ids = tokenizer.encode(long)
+        assert list(tokenizer.first_ids(long, count)) == ids[:count]
+        assert list(tokenizer.last_ids(long, count)) == ids[-count:]
+
+
+def test_a_megabyte_of_prompt_takes_no_time(tokenizers: dict[bool, WhisperTokenizer]) -> None:
+    began = time.perf_counter()
+    for text in ("a" * 2**20, "!?" * 2**19, " " * 2**20, "🦩" * 2**18):
+        assert len(tokenizers[True].last_ids(text, 223)) == 223
+        assert len(tokenizers[True].first_ids(text, 223)) == 223
+    assert time.perf_counter() - began < 5
