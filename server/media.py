@@ -179,7 +179,7 @@ class _FormReader:
             if codecs.lookup(charset).name not in TEXT_CHARSETS:
                 raise LookupError(charset)
             return self._text.decode(charset)
-        except (UnicodeDecodeError, LookupError):
+        except (ValueError, LookupError):  # a name of a character set may hold anything, such as a NUL
             raise errors.invalid(
                 self._name[:100], "The field is not valid text in its character set."
             ) from None

@@ -200,10 +200,10 @@ def read_request(form: Form, task: Task, names: ModelNames) -> SpeechRequest:
     sent = _sent(form)
     if form.file is None:
         raise errors.invalid("file", "The form has no file.")
-    model_name = next((value.strip() for _, value in sent.pop("model", ()) if not fields.absent(value)), "")
-    if not model_name:
-        raise errors.invalid("model", "The form has no model.")
-    model = names.resolve(model_name)
+    named = {value.strip() for _, value in sent.pop("model", ()) if not fields.absent(value)}
+    if len(named) != 1:
+        raise errors.invalid("model", "Send one model only." if named else "The form has no model.")
+    model = names.resolve(named.pop())
     names.require(model, "transcription" if task == "transcribe" else "translation")
     values: dict[str, Any] = {}
     for parameter in PARAMETERS:

@@ -21,6 +21,15 @@ FILE = b'Content-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n' 
 MODEL = b'Content-Disposition: form-data; name="model"\r\n\r\nwhisper-base'
 JSON_PART = b"Content-Type: application/json\r\n"
 MULTIPART = {"content-type": "multipart/form-data; boundary=" + BOUNDARY.decode()}
+HEADERS = (
+    b'Content-Disposition: form-data; name="prompt"; filename=',
+    b"Content-Disposition: form-data; name=",
+    b"Content-Disposition: form-data; name*=",
+    b'Content-Disposition: form-data; name="prompt"',
+    b"Content-Type: text/plain; charset=",
+    b'Content-Type: text/plain; charset="',
+    b"Content-Type:",
+)
 MIB = 1024 * 1024
 
 
@@ -114,6 +123,9 @@ def test_text_is_utf8_unless_it_says_otherwise(server: Live) -> None:
         field(b"prompt", b"\xff\xfe\xfd"),
         b"Content-Type: text/plain; charset=idna\r\n" + field(b"prompt", b"a"),
         b"Content-Type: text/plain; charset=hex\r\n" + field(b"prompt", b"aa"),
+        b'Content-Type: text/plain; charset="\0"\r\n' + field(b"prompt", b"a"),
+        b"Content-Type: text/plain; charset=\r\n" + field(b"prompt", b"a"),
+        b"Content-Type: text/plain; charset=utf-16\r\n" + field(b"prompt", b"odd"),
     ):
         status, body = server.raw_form(FILE, MODEL, part)
         assert (status, body["error"]["param"]) == (400, "prompt")
@@ -141,6 +153,8 @@ def test_body_without_announced_length(server: Live) -> None:
         ("model", [FILE]),
         ("file", []),
         ("file", [FILE, FILE, MODEL]),
+        ("model", [FILE, MODEL, field(b"model", b"gpt-4o-transcribe")]),
+        ("language", [FILE, MODEL, field(b"language", b"en"), field(b"language", b"fr")]),
         (None, [b"Content-Type: text/plain\r\n\r\nno name"]),
         ("prompt", [FILE, MODEL, field(b"prompt", b"x" * (MAX_TEXT_BYTES + 1))]),
         (None, [field(b"n%d" % number, b"") for number in range(MAX_PARTS + 1)]),
@@ -205,6 +219,19 @@ def test_any_cut_of_a_form_reads_the_same(parts: list[tuple[str, bytes]], data: 
 
     pieces = [body[a:b] for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True)]
     assert read(pieces) == read([body])
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(HEADERS), st.binary(max_size=60)), max_size=3), st.binary(max_size=9)
+)
+def test_any_part_is_read_or_refused(headers: list[tuple[bytes, bytes]], content: bytes) -> None:
+    lines = b"".join(name + value + b"\r\n" for name, value in headers)
+    reader = _FormReader(BOUNDARY, MIB)
+    try:
+        reader.write(multipart(lines + b"\r\n" + content))
+        reader.finish()
+    except ApiError as error:
+        assert error.status == 400
 
 
 # -- limits -------------------------------------------------------------------------------------------
