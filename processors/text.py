@@ -80,7 +80,9 @@ class TextTokenizer:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
         added: Mapping[int, AddedToken] = tokenizer.get_added_tokens_decoder()
+        self._added = added
         self._special_texts = {token: entry.content for token, entry in added.items() if entry.special}
+        self._special_ids = {text: token for token, text in self._special_texts.items()}
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = 1 + max(vocabulary.values(), default=-1)
         spelling = _Spelling(tokenizer)
@@ -112,16 +114,42 @@ class TextTokenizer:
         ids: list[int] = self._tokenizer.encode(clean, add_special_tokens=False).ids
         if special or self._special_texts.keys().isdisjoint(ids):
             return ids
-        with self._lock:
-            plain = self._plain_tokenizer
-        ids = plain.encode(clean, add_special_tokens=False).ids
+        return self._encode_plain(clean, start=True)
+
+    def encode_parts(self, text: str, special_spans: Sequence[tuple[int, int]]) -> list[int]:
+        """Ids of a text in which exactly these spans (begin, end), ascending, are special tokens.
+
+        As `encode(text, special=True)`, but for every other special token's text, which is plain.
+        """
+        result: list[int] = []
+        position, strips = 0, False
+        for begin, end in [*special_spans, (len(text), len(text))]:
+            token = self._special_ids.get(text[begin:end])
+            entry = None if token is None else self._added[token]
+            piece = text[position:begin].lstrip() if strips else text[position:begin]
+            piece = piece.rstrip() if entry is not None and entry.lstrip else piece
+            if piece:
+                clean = piece.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+                result += self._encode_plain(clean, start=position == 0)
+            if token is not None:
+                result.append(token)
+            position, strips = end, entry is not None and entry.rstrip
+        return result
+
+    def _encode_plain(self, text: str, start: bool) -> list[int]:
+        """start: whether it is the beginning of a text, which some tokenizers put a space before."""
+        with self._lock:  # cached properties may be computed twice otherwise, and these are large
+            inner = self._inner_tokenizer
+            first = self._plain_tokenizer if start else inner
+        ids: list[int] = first.encode(text, add_special_tokens=False).ids
         unknown = self._unknown_id
-        if any(token in self._special_texts and token != unknown for token in ids):
-            # Some vocabularies' merges build a special token's text: cut off its first character.
-            ends = [0, *(match.start() + 1 for match in self.special_pattern.finditer(clean)), len(clean)]
-            pieces = [clean[start:end] for start, end in itertools.pairwise(ends)]
-            ids = [token for piece in pieces for token in plain.encode(piece, add_special_tokens=False).ids]
-        return ids
+        if all(token not in self._special_texts or token == unknown for token in ids):
+            return ids
+        # Some vocabularies' merges build a special token's text: cut off its first character.
+        ends = [0, *(match.start() + 1 for match in self.special_pattern.finditer(text)), len(text)]
+        head, *rest = [text[begin:end] for begin, end in itertools.pairwise(ends)]
+        ids = first.encode(head, add_special_tokens=False).ids
+        return ids + [token for piece in rest for token in inner.encode(piece, add_special_tokens=False).ids]
 
     def encode_prompt(self, text: str, *, special: bool = False) -> list[int]:
         """Ids of a plain prompt: prefix, text, suffix."""
@@ -169,6 +197,17 @@ class TextTokenizer:
         plain = Tokenizer.from_str(self._tokenizer.to_str())
         plain.encode_special_tokens = True
         return plain
+
+    @cached_property
+    def _inner_tokenizer(self) -> Tokenizer:
+        """The plain tokenizer for text that something precedes."""
+        state = self._plain_tokenizer.to_str()
+        inner_state = state.replace('"prepend_scheme":"first"', '"prepend_scheme":"never"')
+        if inner_state == state:
+            return self._plain_tokenizer
+        inner = Tokenizer.from_str(inner_state)
+        inner.encode_special_tokens = True
+        return inner
 
     @cached_property
     def _unknown_id(self) -> int | None:

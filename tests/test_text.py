@@ -216,3 +216,30 @@ def test_an_unknown_decoder_is_refused() -> None:
 def test_lone_surrogates_are_read_as_replacement_characters(text: str) -> None:
     expected = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     assert BYTE_LEVEL.decode(BYTE_LEVEL.encode(text)) == expected
+
+
+def metaspace() -> Tokenizer:
+    """Llama's: a space before the first piece of a text, none after a special token."""
+    tokenizer = sentencepiece()
+    tokenizer.normalizer = None
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("\u2581", prepend_scheme="first", split=False)
+    tokenizer.add_special_tokens([AddedToken("<end>", rstrip=True, lstrip=True, normalized=False)])
+    return tokenizer
+
+
+PARTS = st.lists(st.sampled_from(["<s>", "</s>", "<end>", " ", "he", "é\n", "  "]), max_size=6).map("".join)
+
+
+@given(text=PARTS)
+def test_parts_are_encoded_as_the_whole(text: str) -> None:
+    tokenizer = TextTokenizer(metaspace(), bos_id=1, eos_id=2)
+    spans = [match.span() for match in tokenizer.special_pattern.finditer(text)]
+    assert tokenizer.encode_parts(text, spans) == tokenizer.encode(text, special=True)
+
+
+def test_only_the_named_spans_are_special() -> None:
+    tokenizer = TextTokenizer(metaspace(), bos_id=1, eos_id=2)
+    ids = tokenizer.encode_parts("<s>he</s></s>", [(0, 3), (9, 13)])
+    assert (ids[0], ids[-1]) == (1, 2)
+    assert not [token for token in ids[1:-1] if tokenizer.is_special(token)]
+    assert tokenizer.decode(ids[1:-1]) == "he</s>"
