@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .speech import OptionError
@@ -92,35 +91,6 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     return {"id": call["id"], **result} if isinstance(call.get("id"), str) else result
 
 
-@dataclass(frozen=True)
-class CallStyle:
-    """How a template wants earlier tool calls.
-
-    text_arguments: as JSON text instead of an object. null_content: a message that consists of calls alone
-    has no content instead of an empty one.
-    """
-
-    text_arguments: bool
-    null_content: bool
-
-    def apply(self, messages: Sequence[Message]) -> list[Message]:
-        return [self._changed(message) if "tool_calls" in message else message for message in messages]
-
-    def _changed(self, message: Message) -> Message:
-        content = message["content"] or (None if self.null_content else "")
-        calls = message["tool_calls"]
-        if self.text_arguments:
-            calls = [self._as_text(call) for call in calls]
-        return {**message, "content": content, "tool_calls": calls}
-
-    def _as_text(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        function = call["function"]
-        text = json.dumps(function["arguments"], ensure_ascii=False)
-        return {**call, "function": {**function, "arguments": text}}
-
-
-# The first that a template can render is its style: what the reference gives to templates comes first.
-CALL_STYLES = tuple(CallStyle(text, null) for text in (False, True) for null in (True, False))
 CALL_EXAMPLE: tuple[Message, ...] = (
     {"role": "user", "content": "a"},
     {
@@ -133,15 +103,18 @@ CALL_EXAMPLE: tuple[Message, ...] = (
 )
 
 
-def map_strings(value: Any, change: Callable[[str], str]) -> Any:
-    """A JSON value with every string in it, keys included, changed."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {change(key): map_strings(inner, change) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [map_strings(inner, change) for inner in value]
-    return value
+def with_text_arguments(messages: Sequence[Message]) -> list[Message]:
+    """The same messages with the arguments of tool calls as JSON text, which some templates want."""
+
+    def changed(call: Mapping[str, Any]) -> dict[str, Any]:
+        function = call["function"]
+        text = json.dumps(function["arguments"], ensure_ascii=False)
+        return {**call, "function": {**function, "arguments": text}}
+
+    return [
+        {**m, "tool_calls": [changed(call) for call in m["tool_calls"]]} if "tool_calls" in m else m
+        for m in messages
+    ]
 
 
 TOOL_INSTRUCTIONS = (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
-from ..processors.inputs import MultiModalInputs
+from ..processors.chat_template import ChatTemplate, TemplateError
 from ..processors.text import TextTokenizer
 from .base import (
     GenerationOutput,
@@ -20,34 +20,21 @@ from .base import (
 )
 from .messages import (
     CALL_EXAMPLE,
-    CALL_STYLES,
     ROLES,
-    CallStyle,
     Message,
     template_messages,
     with_described_tools,
+    with_text_arguments,
 )
 from .reasoning import Thinking, ThinkingMarks, reasoning_format_of
-from .special_guard import END_OF_PREFILL, SpecialGuard, up_to_prefill
 from .speech import OptionError
 from .text_sampling import SamplingDefaults, SamplingOptions, end_ids, sampling_params
 from .tool_formats import HERMES
 from .tool_parsers import tool_format_of
 
-RESERVED = frozenset({"self", "messages", "tools", "add_generation_prompt"})
-
-
-class ChatTemplate(Protocol):
-    """Renders conversations; source is the template's text."""
-
-    source: str
-
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
-        **arguments: Any,
-    ) -> str: ...
+RESERVED = frozenset(
+    {"messages", "tools", "add_generation_prompt", "continue_final_message", "tokenizer", "self"}
+)
 
 
 class GenerationProgram:
@@ -87,10 +74,6 @@ class ChatPrompt:
     prefill: str | None = None
     thinking: Thinking = "closed"
 
-    @property
-    def inputs(self) -> MultiModalInputs:
-        return MultiModalInputs(self.token_ids)
-
 
 class TextProcessor:
     """The ModelProcessor of every text family; immutable, so one serves all threads.
@@ -113,22 +96,18 @@ class TextProcessor:
         generation_config: Mapping[str, Any] | None = None,
     ) -> None:
         """config, generation_config: of the checkpoint. chat_template: None for a model that cannot chat."""
-        capabilities = {"completion", "embedding"} | ({"chat"} if chat_template else set())
-        self.info = ModelInfo(str(config.get("model_type")), frozenset(capabilities), config)
         self.tokenizer = tokenizer
-        self.chat_template = chat_template
+        self.chat_template = chat_template if chat_template is not None and chat_template.exists else None
+        capabilities = {"completion", "embedding"} | ({"chat"} if self.chat_template else set())
+        self.info = ModelInfo(str(config.get("model_type")), frozenset(capabilities), config)
         self.stop_ids = end_ids(tokenizer)
         self.defaults = SamplingDefaults.from_generation_config(generation_config or {})
-        source = chat_template.source if chat_template else None
-        self._knows_tools = source is not None and "tools" in source
-        self.reasoning_format = reasoning_format_of(source)
-        self.tool_format = tool_format_of(source) if self._knows_tools or source is None else HERMES
+        self._sources = "\n".join(self.chat_template.sources.values()) if self.chat_template else ""
+        self._knows_tools = "tools" in self._sources
+        self.reasoning_format = reasoning_format_of(self._sources)
+        told = HERMES if self.chat_template else None
+        self.tool_format = tool_format_of(self._sources) if self._knows_tools else told
         self._name = name
-
-    def completion(self, prompt: str | Sequence[int]) -> MultiModalInputs:
-        """A plain prompt: text, around which the tokenizer puts what begins a text, or ids as they are."""
-        ids = self.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else prompt
-        return MultiModalInputs(tuple(ids))
 
     def chat(
         self,
@@ -149,42 +128,33 @@ class TextProcessor:
         template = self.chat_template
         if template is None:
             raise OptionError("messages", f"the model {self._name} has no chat template: use completions")
-        roles = [role for role in ROLES if role != "developer" or "developer" in template.source]
-        turns: list[Message] = template_messages(messages, self._name, roles)
+        roles = [role for role in ROLES if role != "developer" or "developer" in self._sources]
+        turns = template_messages(messages, self._name, roles)
         if not self._knows_tools:
             turns, tools = with_described_tools(turns, tools), ()
-        else:
-            turns = self._call_style.apply(turns)
-        guard = SpecialGuard(self.tokenizer)
-        turns = guard.hide(turns)
-        tools = guard.hide(tools)
+        elif self._wants_text_arguments:
+            turns = with_text_arguments(turns)
         prefill = None
         if continue_final_message:
             if turns[-1]["role"] != "assistant":
                 raise OptionError(
                     "continue_final_message", "only a message of the assistant can be continued"
                 )
-            add_generation_prompt = False
-            prefill = turns[-1]["content"] or ""
-            turns[-1] = {**turns[-1], "content": prefill + END_OF_PREFILL + " "}
-        variables = guard.hide(dict(arguments or {}))
+            prefill = turns[-1]["content"]
+        options: dict[str, Any] = {
+            **(arguments or {}),
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
+            "continue_final_message": continue_final_message,
+        }
         try:
-            text = template.render(
-                turns, tools or None, **variables, add_generation_prompt=add_generation_prompt
-            )
-        except ValueError as error:
-            raise OptionError("messages", f"the model's chat template refuses this: {error}") from error
-        if prefill is not None:
-            if END_OF_PREFILL not in text:
-                what = "the model's chat template does not show the final message as it is"
-                raise OptionError("continue_final_message", what)
-            text = up_to_prefill(text)
-            prefill = guard.show(prefill)
-        shown = guard.show(text)
+            ids = template.render_ids(self.tokenizer, turns, tools or None, **options)
+            text = template.render(turns, tools or None, **options)
+        except TemplateError as error:
+            raise OptionError("messages", str(error)) from error
         thinking: Thinking = "closed"
         if self.reasoning_format is not None:
-            thinking = self.reasoning_format.thinking_after(shown, prefill)
-        return ChatPrompt(shown, tuple(guard.encode(text)), prefill, thinking)
+            thinking = self.reasoning_format.thinking_after(text, prefill)
+        return ChatPrompt(text, tuple(ids), prefill, thinking)
 
     def sampling(
         self,
@@ -216,15 +186,14 @@ class TextProcessor:
         return None if form is None else ThinkingMarks.of(form, self.tokenizer, thinking)
 
     @cached_property
-    def _call_style(self) -> CallStyle:
-        """How the template wants earlier tool calls, found by trying."""
-        template = self.chat_template
-        assert template is not None
-        for style in CALL_STYLES:
-            try:
-                text = template.render(style.apply(CALL_EXAMPLE), None, add_generation_prompt=False)
-            except ValueError:
-                continue
-            if "None" not in text:
-                return style
-        return CallStyle(text_arguments=False, null_content=False)
+    def _wants_text_arguments(self) -> bool:
+        """Whether the template takes arguments of earlier calls as text alone (DeepSeek), found by trying."""
+        return not self._renders(CALL_EXAMPLE) and self._renders(with_text_arguments(CALL_EXAMPLE))
+
+    def _renders(self, turns: Sequence[Message]) -> bool:
+        assert self.chat_template is not None
+        try:
+            self.chat_template.render(turns, None, add_generation_prompt=False)
+        except TemplateError:
+            return False
+        return True
