@@ -119,7 +119,12 @@ def check_parity(reference_model: Any, model: DecoderModel, length: int = 75) ->
     prompt = ids[:40]
     wanted = reference_greedy(reference_model, prompt, 24)
     assert len(set(wanted)) >= 4, "the checkpoint repeats itself: greedy tokens would tell nothing"
-    assert harness.greedy("greedy", prompt, 24) == wanted
+    for (token, margin), expected_token in zip(
+        harness.greedy_margins("greedy", prompt, 24), wanted, strict=True
+    ):
+        if token != expected_token:
+            assert margin < 1e-3, "greedy tokens differ where the reference is sure"
+            break
 
 
 def check_mixed_batch(reference_model: Any, model: DecoderModel) -> None:

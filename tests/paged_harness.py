@@ -142,9 +142,14 @@ class PagedHarness:
 
     def greedy(self, name: str, prompt: Sequence[int], steps: int) -> list[int]:
         """The likeliest continuation, a token a step."""
-        logits = self.run([(name, prompt)])[0][-1]
-        tokens = [int(logits.argmax())]
-        while len(tokens) < steps:
-            logits = self.run([(name, tokens[-1:])])[0][-1]
-            tokens.append(int(logits.argmax()))
-        return tokens
+        return [token for token, _ in self.greedy_margins(name, prompt, steps)]
+
+    def greedy_margins(self, name: str, prompt: Sequence[int], steps: int) -> list[tuple[int, float]]:
+        """The likeliest continuation, and by how much each token's logit beats the next best."""
+        found: list[tuple[int, float]] = []
+        feed = list(prompt)
+        for _ in range(steps):
+            best = self.run([(name, feed)])[0][-1].topk(2)
+            found.append((int(best.indices[0]), float(best.values[0] - best.values[1])))
+            feed = [found[-1][0]]
+        return found
