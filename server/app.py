@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from ..engine.engine import Engine
-from . import errors, system, transcriptions
+from . import chat, completions, errors, metrics, system, tokenize, transcriptions
 from .config import ServerConfig
 from .context import Context
 from .middleware import Guard, RequestLog
@@ -26,6 +26,8 @@ def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         yield
         context.workers.shutdown()
+        context.text_workers.shutdown()
+        context.grammars.close()
 
     app = FastAPI(
         title="Sensorium",
@@ -36,8 +38,8 @@ def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
     )
     app.state.context = context
     errors.install(app)
-    app.include_router(transcriptions.router)
-    app.include_router(system.router)
+    for resource in (transcriptions, chat, completions, tokenize, system, metrics):
+        app.include_router(resource.router)
     app.add_middleware(Guard, api_key=config.api_key)
     if config.cors_origin:
         app.add_middleware(

@@ -31,18 +31,22 @@ class ServerConfig:
     max_inflight_mb: int = option(1024, "uploads held in memory at once, in MiB; more are refused with 429")
     max_decoded_mb: int = option(2048, "decoded audio held at once, in MiB; more uploads wait")
     max_queue: int = option(64, "transcriptions running and waiting; more are refused with 429")
+    max_text_queue: int = option(512, "text requests running and waiting; more are refused with 429")
+    max_body_mb: int = option(32, "largest JSON body a client may send, in MiB")
     media_workers: int = option(0, "threads that decode media; 0 takes up to four of the cores")
     upload_stall_seconds: float = option(60.0, "longest pause within an upload, in seconds")
+    stream_stall_seconds: float = option(30.0, "longest time that a client may leave a stream unread")
     drain_seconds: int = option(30, "time that running requests get to finish on SIGTERM, in seconds")
     log_level: str = option("info", "least severe log lines", choices=("debug", "info", "warning", "error"))
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError("--port must be between 0 and 65535")
-        for name in ("max_upload_mb", "max_inflight_mb", "max_decoded_mb", "max_queue"):
+        at_least_one = ("max_upload_mb", "max_inflight_mb", "max_decoded_mb", "max_queue")
+        for name in (*at_least_one, "max_text_queue", "max_body_mb"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least 1")
-        for name in ("max_audio_seconds", "upload_stall_seconds"):
+        for name in ("max_audio_seconds", "upload_stall_seconds", "stream_stall_seconds"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"--{name.replace('_', '-')} must be a number above 0")
         if self.media_workers < 0 or self.drain_seconds < 0:

@@ -12,10 +12,13 @@ from fastapi import Request
 from ..engine.engine import Engine
 from . import errors
 from .config import MIB, ServerConfig
+from .grammars import Grammars
 from .limits import ByteBudget, RequestQueue, WorkerPool
+from .metrics import Metrics
 from .names import ModelNames
 
 MOST_MEDIA_WORKERS = 4
+TEXT_WORKERS = 2  # apart from the others: a short prompt must not wait for an hour of audio to be decoded
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,10 @@ class Context:
     decoded: ByteBudget
     decoding: asyncio.Semaphore
     workers: WorkerPool
+    text_queue: RequestQueue
+    text_workers: WorkerPool
+    grammars: Grammars
+    metrics: Metrics
 
     @classmethod
     def create(cls, engine: Engine, config: ServerConfig) -> Context:
@@ -44,6 +51,10 @@ class Context:
             decoded=ByteBudget(config.max_decoded_mb * MIB),
             decoding=asyncio.Semaphore(workers),
             workers=WorkerPool(workers),
+            text_queue=RequestQueue(config.max_text_queue),
+            text_workers=WorkerPool(TEXT_WORKERS, "text"),
+            grammars=Grammars(),
+            metrics=Metrics(engine),
         )
 
     def require_engine(self) -> None:

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class RequestQueue:
-    """Counts the transcriptions that run or wait. Used on the event loop only."""
+    """Counts the requests of one kind that run or wait. Used on the event loop only."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -116,11 +116,11 @@ class Holding:
 
 
 class WorkerPool:
-    """Threads for media decoding and feature extraction, which must stay off the event loop."""
+    """Threads for what takes long on a processor, media and prompts, and must stay off the event loop."""
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, name: str = "media") -> None:
         self.workers = workers
-        self._executor = ThreadPoolExecutor(workers, thread_name_prefix="media")
+        self._executor = ThreadPoolExecutor(workers, thread_name_prefix=name)
 
     async def call(self, function: Callable[..., T], *args: object) -> T:
         """Runs function(*args) in a worker. When cancelled, work not begun is dropped and work that has

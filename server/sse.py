@@ -1,7 +1,8 @@
-"""Server-sent events of a transcription: `data:` lines only, closed by `data: [DONE]`."""
+"""Server-sent events of an answer: `data:` lines only, closed by `data: [DONE]`."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
@@ -9,7 +10,7 @@ from typing import Any
 
 import orjson
 from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from .disconnect import unless_gone
 from .errors import ClientGone
@@ -42,17 +43,29 @@ class DeltaText:
 
 
 class EventStream(StreamingResponse):
-    """A stream that ends `resources` when it is over, and at once when the client leaves."""
+    """A stream that ends `resources` when it is over, and at once when the client leaves or stops reading.
 
-    def __init__(self, events: AsyncIterator[bytes], resources: ExitStack) -> None:
+    stall_seconds: how long a client may leave the connection full. What waits meanwhile is what the
+    connection's buffers hold and one event.
+    """
+
+    def __init__(self, events: AsyncIterator[bytes], resources: ExitStack, stall_seconds: float) -> None:
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         super().__init__(events, headers=headers, media_type="text/event-stream; charset=utf-8")
         self._resources = resources
+        self._stall_seconds = stall_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_in_time(message: Message) -> None:
+            try:
+                async with asyncio.timeout(self._stall_seconds):
+                    await send(message)
+            except TimeoutError:
+                raise ClientGone from None
+
         # Starlette's own way of noticing a client that left depends on the server's ASGI version.
         with self._resources:
             try:
-                await unless_gone(receive, self.stream_response(send))
+                await unless_gone(receive, self.stream_response(send_in_time))
             except ClientGone:
-                logger.info("the client left its stream")
+                logger.info("the client left its stream or stopped reading it")

@@ -55,7 +55,7 @@ async def _serve(request: Request, task: Task) -> Response:
     with ExitStack() as resources:
         wanted, run = await _start(request, context, task, resources)
         if wanted.stream:
-            return sse.EventStream(_events(run), resources.pop_all())
+            return sse.EventStream(_events(run), resources.pop_all(), context.config.stream_stall_seconds)
         with _engine_errors():
             result: Transcription = await unless_gone(request.receive, run.result())
     language = wanted.processor.languages.get(result.language, result.language)
