@@ -85,16 +85,20 @@ def test_configuration_of_gemma() -> None:
 @pytest.mark.parametrize("pack", PACKS, indirect=True)
 def test_weights_are_those_that_transformers_reads(pack: Path) -> None:
     """Names, permuted queries and keys, Gemma's norms."""
-    from transformers import AutoModelForCausalLM  # imports for seconds, for this test alone
+    # Imports that take seconds, for this test alone.
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-    model = AutoModelForCausalLM.from_pretrained(pack.parent, gguf_file=pack.name, dtype=torch.float32)
-    expected = model.state_dict()
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(pack.parent, gguf_file=pack.name))
+    expected = load_gguf_checkpoint(str(pack), return_tensors=True, model_to_load=model)["tensors"]
     _, weights = open_gguf(pack)
     seen = set()
     for name, weight in weights:
         assert torch.equal(weight.float(), expected[name]), name
         seen.add(name)
-    assert expected.keys() - seen == {"lm_head.weight"}  # tied
+    assert expected.keys() == seen
+    assert model.state_dict().keys() - seen == {"lm_head.weight"}  # tied
 
 
 def test_split_files_are_one_model(tmp_path: Path) -> None:
