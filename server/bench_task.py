@@ -12,7 +12,7 @@ import numpy as np
 from .bench_rounds import WARM_UP, Measurement
 from .bench_worker import peak_rss
 
-WARM_UP_SECONDS = 30.0  # of audio, at most, unless the shortest recording is longer
+WARM_UP_SECONDS = 15.0  # of audio, at most, unless the shortest recording is longer
 LOWEST_BIT = np.float32(1 / 32768)
 
 
