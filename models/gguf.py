@@ -237,7 +237,8 @@ def read_gguf(path: Path) -> GGUFFile:
     metadata, tensors = _read_part(path, label)
     part = PART.fullmatch(path.name)
     if part is None:
-        if metadata.get("split.count", 1) not in (0, 1):
+        count = metadata.get("split.count", 1)
+        if not isinstance(count, int) or count > 1:
             raise ModelError(f"{label} is one part of a split model and not named so")
         return GGUFFile(label, metadata, tensors)
     if int(part[2]) != 1 or int(part[3]) > MAX_PARTS:

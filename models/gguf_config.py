@@ -71,6 +71,8 @@ def _sizes(meta: Metadata, shapes: Shapes) -> dict[str, Any]:
     """What every family has."""
     if EMBEDDINGS not in shapes or len(shapes[EMBEDDINGS]) != 2:
         raise meta.error(f"the tensor {EMBEDDINGS} is missing or no matrix")
+    if not 0 < meta.integer("block_count") <= len(shapes):
+        raise meta.error(f"it claims to have {meta.integer('block_count')} layers")
     heads = meta.integer("attention.head_count")
     hidden = meta.integer("embedding_length")
     if not heads or not hidden:
@@ -177,6 +179,8 @@ def _deepseek(meta: Metadata, shapes: Shapes) -> dict[str, Any]:
     sizes = _sizes(meta, shapes)
     rope_dim = meta.integer("rope.dimension_count")
     key_length = meta.integer("attention.key_length_mla", sizes["head_dim"])
+    if key_length <= rope_dim:
+        raise meta.error("its keys are not longer than their rotary part")
     experts = meta.integer("expert_count")
     groups = 8 if experts == 256 else 1  # files from before there was a key for it
     return sizes | {
@@ -196,7 +200,7 @@ def _deepseek(meta: Metadata, shapes: Shapes) -> dict[str, Any]:
         "moe_intermediate_size": meta.integer("expert_feed_forward_length"),
         "first_k_dense_replace": meta.integer("leading_dense_block_count", 0),
         "routed_scaling_factor": meta.number("expert_weights_scale", 1.0),
-        "norm_topk_prob": bool(meta.pairs.get(f"{meta.architecture}.expert_weights_norm", True)),
+        "norm_topk_prob": meta.pairs.get(f"{meta.architecture}.expert_weights_norm") is not False,
         "n_group": meta.integer("expert_group_count", groups),
         "topk_group": meta.integer("expert_group_used_count", max(1, groups // 2)),
         "scoring_func": "sigmoid",
@@ -226,9 +230,9 @@ def config(meta: Metadata, shapes: Shapes, rope_factors: Tensor | None) -> dict[
         raise meta.error(f"the architecture {meta.architecture[:40]!r} is not supported; supported: {known}")
     result = architecture(meta, shapes)
     result["gguf_architecture"] = meta.architecture
+    _check_sizes(meta, result, shapes)
     if rope_factors is not None:
         result["rope_scaling"] = _llama3_scaling(meta, result, rope_factors)
-    _check_sizes(meta, result, shapes)
     return result
 
 

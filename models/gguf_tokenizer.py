@@ -140,7 +140,8 @@ class _Vocabulary:
         return value if isinstance(value, int) and 0 <= value < len(self.tokens) else None
 
     def flag(self, name: str, default: bool) -> bool:
-        return bool(self.pairs.get(f"tokenizer.ggml.{name}", default))
+        value = self.pairs.get(f"tokenizer.ggml.{name}")
+        return bool(value) if isinstance(value, bool | int) else default
 
     def text(self, name: str) -> str | None:
         token = self.token_id(name)

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sensorium.models import store
 from sensorium.models.base import ModelError
-from sensorium.models.gguf import gguf_config, gguf_path, open_gguf, read_gguf
+from sensorium.models.gguf import gguf_config, gguf_path, gguf_weights, open_gguf, read_gguf
+from sensorium.models.gguf_tokenizer import gguf_tokenizer
 
 from .gguf_maker import LLAMA, add, dense_tensors, header, string, tensor, write
 
@@ -195,8 +196,10 @@ def test_other_types_are_named(tmp_path: Path) -> None:
 def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, int]:
     """A valid small file, its bytes, and where its data begin."""
     path = tmp_path_factory.mktemp("gguf") / "fuzzed.gguf"
-    tokenizer = {"ggml.model": "gpt2", "ggml.tokens": ["a", "b"], "ggml.token_type": [1, 3]}
-    write(path, "llama", LLAMA, dense_tensors(vocab=2), tokenizer=tokenizer)
+    tokenizer = {"ggml.model": "gpt2", "ggml.tokens": ["a", "b", "ab"], "ggml.token_type": [1, 1, 3]}
+    tokenizer |= {"ggml.merges": ["a b"], "ggml.add_bos_token": True, "ggml.bos_token_id": 1}
+    write(path, "llama", LLAMA, dense_tensors(vocab=3), tokenizer=tokenizer)
+    assert gguf_tokenizer(read_gguf(path)).prefix_ids == (1,)
     return path, path.read_bytes(), min(t.offset for t in read_gguf(path).tensors.values())
 
 
@@ -212,7 +215,9 @@ def test_damaged_files_are_read_or_refused(small: tuple[Path, bytes, int], data:
     cut = data.draw(st.none() | st.integers(0, len(content)))
     path.write_bytes(bytes(damaged[:cut]))
     try:
-        _, weights = open_gguf(path)
+        file = read_gguf(path)
+        assert gguf_tokenizer(file).vocab_size
+        weights = gguf_weights(file, gguf_config(file))
         assert all(weight.isfinite().any() for _, weight in weights)
     except ModelError as error:
         message = str(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,22 @@ def wrong(
 def test_contradictions_are_named(tmp_path: Path, change: Any, message: str) -> None:
     with pytest.raises(ModelError, match=rf"^m\.gguf.*{message}"):
         wrong(tmp_path, change)
+
+
+def test_sizes_are_checked_before_anything_is_made_of_them(tmp_path: Path) -> None:
+    def many_layers(keys: dict[str, Any], _: object) -> None:
+        keys |= {"block_count": 1 << 30, "attention.sliding_window": 4}
+
+    def long_keys(keys: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
+        keys |= {"attention.key_length": 1 << 30, "rope.dimension_count": 1 << 30}
+        tensors[ROPE_FACTORS] = random(4)
+
+    tracemalloc.start()
+    for change, name in ((many_layers, "gemma3"), (long_keys, "llama")):
+        with pytest.raises(ModelError, match=r"layers|attn_q"):
+            wrong(tmp_path, change, name)
+    assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    tracemalloc.stop()
 
 
 def test_an_unsupported_architecture_is_named(tmp_path: Path) -> None:
