@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sensorium.processors.audio import SAMPLE_RATE
 from sensorium.server.bench_corpus import (
@@ -87,6 +87,7 @@ def test_named_files_find_their_words_beside_them(media: Path) -> None:
     ]
 
 
+@settings(deadline=None, max_examples=50)
 @given(
     st.lists(st.floats(0.5, 40), min_size=1, max_size=6),
     st.lists(st.floats(1, 200), min_size=1, max_size=6),
