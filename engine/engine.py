@@ -77,7 +77,7 @@ class Engine:
         self.runners: dict[str, ModelRunner] = {}
         self.num_steps = 0
         self._models: dict[str, LoadedModel] = {}
-        self._output = OutputProcessor(self.scheduler, self._deliver)
+        self._output = OutputProcessor(self.scheduler, self._deliver, self._fail)
         self._executor = ThreadPoolExecutor(PROGRAM_THREADS, thread_name_prefix="program")
         self._commands: deque[Callable[[], None]] = deque()
         self._wakeup = threading.Condition()
@@ -221,6 +221,9 @@ class Engine:
 
     def _deliver(self, request: Request, output: GenerationOutput) -> None:
         request.owner.deliver(output)
+
+    def _fail(self, request: Request, reason: str) -> None:
+        request.owner.fail(ProgramFailed(reason))
 
     # -- the loop's thread ----------------------------------------------------------------------------
 

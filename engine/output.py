@@ -14,14 +14,22 @@ from .input_batch import InputBatch
 from .request import Request, RequestStatus, Sequence
 from .sampler import apply_processors, sample, token_logprobs, top_logprobs
 from .scheduler import Scheduler
+from .structured import constrain
 
 
 class OutputProcessor:
     """Updates requests after a step and delivers those that are done."""
 
-    def __init__(self, scheduler: Scheduler, deliver: Callable[[Request, GenerationOutput], None]) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        deliver: Callable[[Request, GenerationOutput], None],
+        fail: Callable[[Request, str], None],
+    ) -> None:
+        """fail: tells a request's owner why it ended; the request has been taken out by then."""
         self.scheduler = scheduler
         self.deliver = deliver
+        self.fail = fail
         self.tokenizers: dict[str, TextTokenizer | None] = {}
         self.num_generated = 0
 
@@ -38,7 +46,7 @@ class OutputProcessor:
             self.scheduler.kv.advance(scheduled.sequence, scheduled.end)
         if logits is not None and batch.sampled:
             sequences, logits = self._expand(batch.sampled, logits)
-            apply_processors(logits, sequences)
+            sequences, logits = self._filter(sequences, logits)
             plain = [i for i, s in enumerate(sequences) if s.request.params.beam_size == 1]
             if plain:
                 rows = logits if len(plain) == len(sequences) else logits[plain]
@@ -73,6 +81,25 @@ class OutputProcessor:
                     sequences.append(child)
                     rows.append(row)
         return sequences, logits if len(rows) == len(sampled) else logits[rows]
+
+    def _filter(self, sequences: list[Sequence], logits: Tensor) -> tuple[list[Sequence], Tensor]:
+        """Applies rules and grammars; requests that are left without a token to choose end here."""
+        apply_processors(logits, sequences)
+        reasons: dict[int, str] = {}
+        if any(s.matcher is not None for s in sequences):
+            failed = constrain(logits, [s.matcher for s in sequences])
+            reasons = {row: str(error) for row, error in failed.items()}
+        # -inf: everything is forbidden; NaN: the weights or the input were broken.
+        for row in (~logits.amax(dim=-1).isfinite()).nonzero().flatten().tolist():
+            reasons.setdefault(row, "no token is left to choose from")
+        if not reasons:
+            return sequences, logits
+        ended = {id(sequences[row].request): reason for row, reason in reasons.items()}
+        for request in {sequences[row].request for row in reasons}:
+            self.scheduler.finish(request)
+            self.fail(request, ended[id(request)])
+        kept = [row for row, s in enumerate(sequences) if id(s.request) not in ended]
+        return [sequences[row] for row in kept], logits[kept]
 
     def _begin_text(self, sequence: Sequence) -> None:
         params = sequence.request.params

@@ -13,8 +13,9 @@ from sensorium.engine.config import EngineConfig
 from sensorium.engine.encoder_cache import EncoderCache
 from sensorium.engine.kv_cache_manager import CacheGroups
 from sensorium.engine.output import OutputProcessor
+from sensorium.engine.request import Request
 from sensorium.engine.scheduler import ScheduledSequence, Scheduler
-from sensorium.models.base import KVCacheSpec, KVGroupSpec
+from sensorium.models.base import GenerationOutput, KVCacheSpec, KVGroupSpec
 
 from .engine_helpers import Owner, make_request, mel_feature, work
 
@@ -53,6 +54,14 @@ def check_window(item: ScheduledSequence) -> None:
         assert [page is None for page in pages[: -(-item.end // BLOCK_SIZE)]] == [
             index < first for index in range(-(-item.end // BLOCK_SIZE))
         ]
+
+
+def deliver(request: Request, result: GenerationOutput) -> None:
+    request.owner.deliver(result)
+
+
+def fail(request: Request, reason: str) -> None:
+    raise AssertionError(reason)
 
 
 def run_step(scheduler: Scheduler, output: OutputProcessor, generator: torch.Generator) -> int:
@@ -102,7 +111,7 @@ def test_every_request_ends_and_every_page_comes_back(
     load: list[tuple], slabs: int, budget: int, seed: int
 ) -> None:
     scheduler = make_scheduler(slabs, max_num_batched_tokens=budget)
-    output = OutputProcessor(scheduler, lambda request, result: request.owner.deliver(result))
+    output = OutputProcessor(scheduler, deliver, fail)
     generator = torch.Generator().manual_seed(seed)
     owners, requests, expected = [Owner() for _ in range(3)], {}, 0
     for step in range(3000):
@@ -147,7 +156,7 @@ def test_a_short_request_does_not_wait_behind_a_long_file() -> None:
     for number in range(20):
         piece = work(number, (1,), mel_feature(number), max_tokens=5)
         scheduler.add(make_request(number, "a", piece, long_file))
-    output = OutputProcessor(scheduler, lambda request, result: request.owner.deliver(result))
+    output = OutputProcessor(scheduler, deliver, fail)
     generator = torch.Generator().manual_seed(0)
     run_step(scheduler, output, generator)
     scheduler.add(make_request(20, "a", work(20, (1,), mel_feature(20), max_tokens=5), short_clip))
@@ -160,7 +169,7 @@ def test_a_short_request_does_not_wait_behind_a_long_file() -> None:
 def test_lower_priority_value_is_served_first() -> None:
     scheduler = make_scheduler(max_num_seqs=1)
     owner = Owner()
-    output = OutputProcessor(scheduler, lambda request, result: request.owner.deliver(result))
+    output = OutputProcessor(scheduler, deliver, fail)
     for number, priority in enumerate((5, 0)):
         piece = work(number, (1,), mel_feature(0), max_tokens=2)
         scheduler.add(make_request(number, "a", piece, owner, priority))
@@ -187,7 +196,7 @@ def test_an_item_above_the_encoder_budget_runs_alone() -> None:
 
 def test_one_recording_is_filled_once_and_two_share_no_prefix() -> None:
     scheduler = make_scheduler()
-    output = OutputProcessor(scheduler, lambda request, result: request.owner.deliver(result))
+    output = OutputProcessor(scheduler, deliver, fail)
     generator = torch.Generator().manual_seed(0)
     prompt = tuple(range(1, 36))
     owner = Owner()
@@ -236,7 +245,7 @@ def test_scattered_caches_never_block_what_fits_an_empty_arena(
     # One at a time through an arena of just the size that the largest needs: cached pages of both models
     # and both groups lie over every slab, and each request must still get its slabs.
     scheduler = make_scheduler(slabs=3, max_num_batched_tokens=16)
-    output = OutputProcessor(scheduler, lambda request, result: request.owner.deliver(result))
+    output = OutputProcessor(scheduler, deliver, fail)
     generator = torch.Generator().manual_seed(seed)
     for number, (model, prompt) in enumerate(items):
         owner = Owner()
