@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable
 
@@ -36,6 +37,7 @@ COUNTERS = {
     "encoder_runs": ("encoder_runs", "Media items that were encoded."),
     "kv_evictions": ("kv_cache_evictions", "Cached pages that were given to others."),
 }
+STAGE = re.compile(r"stage_(\w+)_seconds")
 
 
 class EngineCollector(Collector):
@@ -52,6 +54,13 @@ class EngineCollector(Collector):
         for key, (name, about) in COUNTERS.items():
             if key in stats:
                 yield CounterMetricFamily(PREFIX + name, about, value=stats[key])
+        seconds = CounterMetricFamily(
+            PREFIX + "engine_stage_seconds", "Time in each stage of the engine's steps.", labels=["stage"]
+        )
+        for key, value in stats.items():
+            if stage := STAGE.fullmatch(key):
+                seconds.add_metric([stage[1]], value)
+        yield seconds
         yield GaugeMetricFamily(
             PREFIX + "engine_healthy", "1 while the engine runs.", value=float(self._engine.healthy)
         )

@@ -61,7 +61,11 @@ class FakeTextEngine(FakeEngine):
         self.fail_text: Exception | None = None
         self._executor = ThreadPoolExecutor(4)
         self.add_text("tiny-text", **processor)
-        self.counters: dict[str, float] = {"requests_running": 3, "prefix_hits": 7}
+        self.counters: dict[str, float] = {
+            "requests_running": 3,
+            "prefix_hits": 7,
+            "stage_decode_seconds": 1.5,
+        }
         self.stopped_at: dict[int, float] = {}
         self.sampled = 0
 

@@ -29,6 +29,7 @@ def test_engine_gauges_and_counters(server: Live) -> None:
     found = scrape(server)
     assert found["sensorium:num_requests_running"] == 3
     assert found["sensorium:prefix_cache_hits_total"] == 7
+    assert found["sensorium:engine_stage_seconds_total,decode"] == 1.5
     assert found["sensorium:engine_healthy"] == 1
     server.engine.dead = True
     assert scrape(server)["sensorium:engine_healthy"] == 0
