@@ -7,6 +7,7 @@ Grammars are compiled by xgrammar, first in a process of their own (structured_s
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections import OrderedDict, deque
@@ -38,6 +39,8 @@ MAX_CACHED_BYTES = 128 << 20
 MAX_WORKERS = 4  # grammars of one compiler that are compiled at a time
 MAX_CHOICES = 10_000
 GRACE_SECONDS = 2.0  # CPU time that the masks of a sequence may take before their average is judged
+
+_CONTROL = re.compile(rb"[\x00-\x09\x0b\x0c\x0e-\x1f]")  # those but line breaks
 
 
 def bitmask_width(vocab_size: int) -> int:
@@ -186,6 +189,7 @@ class GrammarCompiler:
         self._compiling: dict[tuple[str, str], Future[CompiledGrammar]] = {}
         self._sandbox: Sandbox | None = None
         self._compiler: Any = None
+        self._json_compiler: Any = None
         self._identity = object()
 
     def start(self) -> Sandbox:
@@ -198,10 +202,15 @@ class GrammarCompiler:
                 for token_id in range(min(self.tokenizer.vocab_size, self.vocab_size)):
                     if not self.tokenizer.is_special(token_id):
                         vocabulary[token_id] = self.tokenizer.token_bytes(token_id)
-                info = xgrammar.TokenizerInfo(
-                    vocabulary, vocab_size=self.vocab_size, stop_token_ids=list(self.stop_token_ids)
+                stop = list(self.stop_token_ids)
+                info = xgrammar.TokenizerInfo(vocabulary, vocab_size=self.vocab_size, stop_token_ids=stop)
+                # xgrammar lets raw control characters into strings of limited length, where JSON has none.
+                vocabulary = [b"" if _CONTROL.search(token) else token for token in vocabulary]
+                json_info = xgrammar.TokenizerInfo(
+                    vocabulary, vocab_size=self.vocab_size, stop_token_ids=stop
                 )
                 self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+                self._json_compiler = xgrammar.GrammarCompiler(json_info, max_threads=1, cache_enabled=False)
                 self._sandbox = Sandbox(info.serialize_json(), self.limit_seconds)
             return self._sandbox
 
@@ -277,8 +286,9 @@ class GrammarCompiler:
 
     def _run(self, kind: str, text: str, strict: bool, name: str) -> tuple[CompiledGrammar, int]:
         sandbox = self.start()
+        compiler = self._json_compiler if kind == "json_schema" else self._compiler
         with self._slots:
-            handle = build(self._compiler, kind, sandbox.check(kind, text, strict))
+            handle = build(compiler, kind, sandbox.check(kind, text, strict))
         grammar = CompiledGrammar(name, text, self._identity, handle, self.stop_token_ids)
         return grammar, len(text) + int(handle.memory_size_bytes)
 
