@@ -86,8 +86,17 @@ class LayerGroup:
 class BlockPool:
     """Owner of the arena. Every method is called from the engine's thread only."""
 
-    def __init__(self, arena_bytes: int, slab_bytes: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        arena_bytes: int,
+        slab_bytes: int,
+        device: torch.device | str = "cpu",
+        idle_cross_bytes: int | None = None,
+    ) -> None:
+        """idle_cross_bytes: encoder items that no one uses are kept up to this size while more memory lies
+        untouched; recordings seldom come again, so a process need not grow to the whole arena for them."""
         self.slab_bytes = slab_bytes
+        self.idle_cross_bytes = arena_bytes if idle_cross_bytes is None else idle_cross_bytes
         self.num_slabs = arena_bytes // slab_bytes
         if self.num_slabs < 1:
             raise CacheConfigError("--kv-cache-mb must hold at least one slab")
@@ -148,6 +157,8 @@ class BlockPool:
         after: the block that the first one should follow in memory, so that a sequence's pages form long
         contiguous runs. Raises NoFreeBlocks.
         """
+        if group.spec.kind == "cross":
+            self._trim_idle(group, count)
         if group.num_free + len(self._free_slabs) * group.blocks_per_slab < count:
             if self.num_available(group) < count:
                 raise NoFreeBlocks
@@ -252,6 +263,17 @@ class BlockPool:
                 group.free[block.slab].add(block.index)
         for slab in {b.slab for b in entry.blocks}:
             self._return_slab_if_free(group, slab)
+
+    def _trim_idle(self, group: LayerGroup, count: int) -> None:
+        """Drops the oldest idle items of a cross group rather than touching fresh memory beside them."""
+        block_bytes = prod(block_shape(group.spec)) * group.spec.dtype.itemsize
+        while group.num_free < count and group.evictable:
+            entry = next(iter(group.evictable.values()))
+            idle = sum(len(e.blocks) for e in group.evictable.values()) * block_bytes
+            if idle <= self.idle_cross_bytes:
+                return
+            self._drop_entry(group, entry)
+            self.evictions += 1
 
     def _evict(self, group: LayerGroup, count: int) -> None:
         """Frees the least recently used content, of this group or a whole idle slab of another."""

@@ -25,7 +25,7 @@ from .kv_cache_manager import CacheGroups
 from .metrics import EngineMetrics
 from .model_runner import ModelRunner
 from .output import OutputProcessor
-from .program import EngineDead, ProgramAborted, ProgramFailed, ProgramRun
+from .program import EngineDead, ProgramAborted, ProgramFailed, ProgramRun, RequestRefused
 from .request import Request
 from .scheduler import Scheduler, SchedulerOutput
 
@@ -36,6 +36,7 @@ __all__ = [
     "ProgramAborted",
     "ProgramFailed",
     "ProgramRun",
+    "RequestRefused",
     "UnknownModel",
 ]
 
@@ -58,6 +59,7 @@ class LoadedModel:
     created: int
     processor: ModelProcessor
     max_model_len: int
+    vocab_size: int  # of the logits; a tokenizer may have fewer
 
 
 class Engine:
@@ -70,14 +72,16 @@ class Engine:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
-        self.pool = BlockPool(config.kv_cache_mb << 20, config.slab_mb << 20)
+        self.pool = BlockPool(
+            config.kv_cache_mb << 20, config.slab_mb << 20, idle_cross_bytes=config.encoder_cache_mb << 20
+        )
         self.encoder_cache = EncoderCache(config.encoder_cache_mb << 20)
         self.scheduler = Scheduler(config, self.pool, self.encoder_cache)
         self.metrics = EngineMetrics()
         self.runners: dict[str, ModelRunner] = {}
         self.num_steps = 0
         self._models: dict[str, LoadedModel] = {}
-        self._output = OutputProcessor(self.scheduler, self._deliver, self._fail)
+        self._output = OutputProcessor(self.scheduler, self._deliver, self._refuse)
         self._executor = ThreadPoolExecutor(PROGRAM_THREADS, thread_name_prefix="program")
         self._commands: deque[Callable[[], None]] = deque()
         self._wakeup = threading.Condition()
@@ -111,7 +115,8 @@ class Engine:
         self.scheduler.groups[name] = groups
         self._output.tokenizers[name] = processor.tokenizer
         self.runners[name] = ModelRunner(name, model, groups, self.encoder_cache, self.metrics)
-        loaded = LoadedModel(name, int(time.time()), processor, model.kv_cache_spec.max_model_len)
+        spec = model.kv_cache_spec
+        loaded = LoadedModel(name, int(time.time()), processor, spec.max_model_len, model.vocab_size)
         self._models[name] = loaded
         return loaded
 
@@ -188,6 +193,8 @@ class Engine:
             "encoder_hits": self.encoder_cache.hits,
             "encoder_runs": sum(r.num_encoded for r in self.runners.values()),
             "kv_evictions": self.pool.evictions,
+            "kv_usage": self.pool.usage(),
+            "encoder_cache_usage": self.encoder_cache.num_bytes / self.encoder_cache.budget_bytes,
             "generated_tokens": self._output.num_generated,
             **self.metrics.snapshot(),
         }
@@ -222,8 +229,8 @@ class Engine:
     def _deliver(self, request: Request, output: GenerationOutput) -> None:
         request.owner.deliver(output)
 
-    def _fail(self, request: Request, reason: str) -> None:
-        request.owner.fail(ProgramFailed(reason))
+    def _refuse(self, request: Request, reason: str) -> None:
+        request.owner.fail(RequestRefused(reason))
 
     # -- the loop's thread ----------------------------------------------------------------------------
 
@@ -254,7 +261,7 @@ class Engine:
         while self.scheduler.unservable:
             request = self.scheduler.unservable.pop()
             self.scheduler.finish(request)
-            request.owner.fail(ProgramFailed("the request needs more cache than --kv-cache-mb gives"))
+            request.owner.fail(RequestRefused("the request needs more cache than --kv-cache-mb gives"))
         for output in outputs:
             try:
                 result = self.runners[output.model].execute(output)
@@ -290,7 +297,7 @@ class Engine:
             request = Request(next(self._ids), run.model, work, run, next(self._ids), run.priority)
             refusal = self.scheduler.refusal(request)
             if refusal is not None:
-                run.fail(ProgramFailed(refusal))
+                run.fail(RequestRefused(refusal))
                 return
             self.scheduler.add(request)
 

@@ -24,6 +24,10 @@ class ProgramFailed(RuntimeError):
     """This program failed; others are not touched."""
 
 
+class RequestRefused(ProgramFailed):
+    """The program asked for what can never run, or for output that no token can continue; its own fault."""
+
+
 class ProgramAborted(RuntimeError):
     """The program was aborted before it ended."""
 

@@ -195,3 +195,17 @@ def test_untouched_slabs_are_not_resident() -> None:
     pool = BlockPool(512 << 20, 16 << 20)
     assert resident() - before < 32 << 20
     assert pool.num_slabs == 32
+
+
+def test_idle_recordings_do_not_grow_over_untouched_memory() -> None:
+    pool = BlockPool(40 * SLAB, SLAB, idle_cross_bytes=4 * SLAB)
+    group = pool.register("m", CROSS)
+    for number in range(60):
+        blocks = pool.allocate(group, 2)
+        pool.name(group, number, blocks)
+        pool.release(group, blocks)
+        pool.check_integrity()
+    assert len(group.slabs) <= 6
+    assert pool.lookup(group, 59) is not None
+    # What is in use may fill everything, whatever idles.
+    assert len(pool.allocate(group, pool.capacity(group))) == pool.capacity(group)
