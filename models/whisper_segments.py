@@ -154,8 +154,9 @@ class SegmentWriter:
     """Turns draft segments, in the order of time, into a user's segments.
 
     Blank and instantaneous ones are dropped before ids are given; times are clamped so that
-    0 ≤ start < end ≤ duration and starts never decrease, those of words neither; a character whose bytes lie in two segments goes to
-    the one that completes it, and bytes that never become a character are left out.
+    0 ≤ start < end ≤ duration and starts never decrease, of segments and of words; a character whose bytes
+    lie in two segments goes to the one that completes it, and bytes that never become a character are left
+    out.
     """
 
     def __init__(self, tokenizer: WhisperTokenizer, duration: float, with_words: bool) -> None:

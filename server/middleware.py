@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import re
@@ -76,6 +77,11 @@ class Guard:
 
         try:
             await self._app(scope, receive, watched_send)
+        except asyncio.CancelledError:
+            # Only a server that stops cancels requests, when their time is over; the connection still stands.
+            logger.warning("cut off: the server is stopping")
+            if not started:
+                await errors.unavailable().response()(scope, receive, send)
         except Exception:
             logger.exception("unexpected error")
             if started:
