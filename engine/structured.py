@@ -317,14 +317,30 @@ def apply_bitmask(logits: Tensor, bitmask: Tensor, rows: Sequence[int]) -> None:
     logits: float32 [n, vocab]. bitmask: int32 [at least n, at least ceil(vocab / 32)], on the CPU.
     rows: the rows of both that are changed.
     """
-    import xgrammar  # loads transformers, a second and 150 MB that only users of grammars pay
-
     vocab_size = logits.shape[-1]
     if bitmask.shape[-1] < bitmask_width(vocab_size):
         raise ValueError(f"a bitmask of {bitmask.shape[-1] * 32} tokens does not cover {vocab_size} logits")
-    xgrammar.apply_token_bitmask_inplace(
-        logits, bitmask.to(logits.device), vocab_size=vocab_size, indices=list(rows)
-    )
+    dense = [row for row in rows if logits.device.type != "cpu" or not _keep_few(logits[row], bitmask[row])]
+    if dense:
+        import xgrammar  # loads transformers, a second and 150 MB that only users of grammars pay
+
+        xgrammar.apply_token_bitmask_inplace(
+            logits, bitmask.to(logits.device), vocab_size=vocab_size, indices=dense
+        )
+
+
+def _keep_few(logits: Tensor, words: Tensor) -> bool:
+    """Masks one row if few tokens are allowed, which xgrammar's kernel is slow at (0.32 ms against 0.03 ms)."""
+    used = words.nonzero()[:, 0]
+    if len(used) * 8 > len(words):
+        return False
+    block, bit = ((words[used, None] >> torch.arange(32)) & 1).nonzero(as_tuple=True)
+    token_ids = used[block] * 32 + bit
+    token_ids = token_ids[token_ids < len(logits)]
+    kept = logits[token_ids]
+    logits.fill_(-torch.inf)
+    logits[token_ids] = kept
+    return True
 
 
 def constrain(logits: Tensor, matchers: Sequence[GrammarMatcher | None]) -> dict[int, GrammarError]:

@@ -335,16 +335,19 @@ def test_grammar_after_thinking(vocabulary: Vocabulary, compiler: GrammarCompile
 
 
 def test_bitmask_is_applied_to_the_rows_asked_for() -> None:
-    logits = torch.randn(5, 70)
+    vocab_size = 1000
+    logits = torch.randn(5, vocab_size)
     before = logits.clone()
-    bitmask = torch.randint(-(2**31), 2**31 - 1, (5, bitmask_width(70)), dtype=torch.int32)
+    bitmask = torch.randint(-(2**31), 2**31 - 1, (5, bitmask_width(vocab_size)), dtype=torch.int32)
+    bitmask[3] = 0
+    bitmask[3, 7] = bitmask[3, -1] = -(2**31) + 5  # few tokens, one of them beyond the vocabulary
     apply_bitmask(logits, bitmask, (1, 3))
-    bits = ((bitmask[:, :, None] >> torch.arange(32)) & 1).flatten(1)[:, :70].bool()
+    bits = ((bitmask[:, :, None] >> torch.arange(32)) & 1).flatten(1)[:, :vocab_size].bool()
     expected = before.clone()
     expected[[1, 3]] = before[[1, 3]].masked_fill(~bits[[1, 3]], -torch.inf)
     assert torch.equal(logits, expected)
     with pytest.raises(ValueError, match="does not cover"):
-        apply_bitmask(logits, bitmask[:, :2], [0])
+        apply_bitmask(logits, bitmask[:, :31], [0])
 
 
 def test_a_batch_is_constrained_row_by_row(vocabulary: Vocabulary, compiler: GrammarCompiler) -> None:
