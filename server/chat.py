@@ -20,6 +20,7 @@ from .context import Context, context_of
 from .disconnect import unless_gone
 from .generation import Generation, Work, guarded, header, in_worker, receive, start, usage, usage_of
 from .json_body import body_schema, parse
+from .logprobs import ranked_prompt
 
 logger = logging.getLogger(__name__)
 router = APIRouter(tags=["chat"])
@@ -96,11 +97,16 @@ async def _answer(work: ChatWork, generation: Generation) -> dict[str, Any]:
     async for delta in generation.deltas():
         choices[delta.sequence].push(delta)
     outputs = await generation.outputs()
-    return {
+    answer = {
         **header("chatcmpl", "chat.completion", work),
         "choices": [choice.whole() for choice in choices],
         "usage": _usage(work, outputs, choices),
     }
+    if work.body.prompt_logprobs is not None:
+        tokenizer, ids = work.plan.processor.tokenizer, work.plan.request.inputs.prompt_token_ids
+        top = work.body.prompt_logprobs
+        answer["prompt_logprobs"] = ranked_prompt(tokenizer, ids, outputs[0].probe, top)
+    return answer
 
 
 def _usage(work: ChatWork, outputs: list[GenerationOutput], choices: list[ChatChoice]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from . import errors
 from .json_body import ONE_FAULT, Body
-from .text_protocol import MAX_LOGPROBS, Count, SamplingBody
+from .text_protocol import MAX_LOGPROBS, Count, SamplingBody, check_sampling
 
 MAX_TOOLS = 128  # as with OpenAI
 MAX_MESSAGES = 1 << 16
@@ -128,14 +128,11 @@ class ChatBody(SamplingBody, TemplateFields):
 def check_chat(body: ChatBody) -> None:
     """Checks what parameters say together. Raises ApiError 400."""
     check_template(body)
-    if body.stream_options is not None and not body.stream:
-        raise errors.invalid("stream_options", "stream_options goes with stream=true only.")
+    check_sampling(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise errors.invalid("top_logprobs", "top_logprobs needs logprobs=true.")
     if body.token_limit[1] == 0:
         raise errors.invalid(body.token_limit[0], f"{body.token_limit[0]} must be at least 1.")
-    if body.response_format is not None and body.structured_outputs is not None:
-        raise errors.invalid("structured_outputs", "Give response_format or structured_outputs, not both.")
     names = [tool.function.name for tool in body.tools]
     if body.tool_choice not in ("none", "auto") and not names:
         raise errors.invalid("tool_choice", "tool_choice needs tools.")

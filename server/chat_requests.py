@@ -16,7 +16,7 @@ from . import errors
 from .chat_choice import ChatChoice, ForcedCalls
 from .chat_protocol import ChatBody
 from .prompts import render
-from .sampling import checked_prompt, option_errors, sampling_options, text_processor
+from .sampling import checked_prompt, option_errors, prompt_probe, sampling_options, text_processor
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def chat_plan(body: ChatBody, model: LoadedModel, grammar: Grammar | None) -> Ch
     processor = text_processor(model)
     tools = tool_format(body, model)
     prompt = rendered(body, model)
-    ids = checked_prompt(prompt.token_ids, body, model, "messages")
+    ids = checked_prompt(prompt.token_ids, body.truncate_prompt_tokens, model, "messages")
     marks = processor.thinking_marks(prompt.thinking)
     last: tuple[LogitsProcessor, ...] = ()
     if body.thinking_token_budget is not None:
@@ -82,7 +82,14 @@ def chat_plan(body: ChatBody, model: LoadedModel, grammar: Grammar | None) -> Ch
         skip_special_tokens=body.skip_special_tokens and not (tools is not None and tools.special_tokens),
     )
     with option_errors():
-        params = processor.sampling(options, ids, model.max_model_len, last=last, grammar=grammar)
+        params = processor.sampling(
+            options,
+            ids,
+            model.max_model_len,
+            last=last,
+            grammar=grammar,
+            probe=prompt_probe(ids, body.prompt_logprobs),
+        )
     inputs = MultiModalInputs(ids)
     request = GenerationRequest(0, inputs, params, stream=True, cache_salt=body.cache_salt or "")
     return ChatPlan(processor, prompt, request, tools)

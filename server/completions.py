@@ -18,7 +18,7 @@ from .context import Context, context_of
 from .disconnect import unless_gone
 from .generation import Generation, Work, guarded, header, start, usage, usage_of
 from .json_body import body_schema, parse
-from .logprobs import LegacyLogprobs, prompt_logprobs
+from .logprobs import LegacyLogprobs, prompt_logprobs, ranked_prompt
 from .sampling import PromptText, completion_requests, text_processor
 
 logger = logging.getLogger(__name__)
@@ -98,12 +98,16 @@ def _choice(
     tokens: list[TokenLogprob | int] = list(completion.logprobs or ()) if completion else []
     if logprobs is not None and work.body.echo:
         tokens = [*prompt_logprobs(ids, output.probe, work.body.logprobs or 0), *tokens]
-    return {
+    choice = {
         "text": echoed + (completion.text if completion else ""),
         "index": index,
         "logprobs": None if logprobs is None else logprobs.push(tokens),
         "finish_reason": completion.finish_reason if completion else "length",
     }
+    if work.body.prompt_logprobs is not None:
+        tokenizer = text_processor(work.model).tokenizer
+        choice["prompt_logprobs"] = ranked_prompt(tokenizer, ids, output.probe, work.body.prompt_logprobs)
+    return choice
 
 
 async def _chunks(work: CompletionWork, generation: Generation) -> AsyncIterator[dict[str, Any]]:

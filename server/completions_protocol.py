@@ -8,7 +8,7 @@ from annotated_types import Ge, Le, Len
 
 from . import errors
 from .json_body import ONE_FAULT
-from .text_protocol import MAX_LOGPROBS, MAX_PROMPT_TOKENS, Count, SamplingBody, TokenId
+from .text_protocol import MAX_LOGPROBS, MAX_PROMPT_TOKENS, Count, SamplingBody, TokenId, check_sampling
 
 MAX_PROMPTS = 2048
 DEFAULT_MAX_TOKENS = 16  # as with OpenAI
@@ -16,6 +16,12 @@ DEFAULT_MAX_TOKENS = 16  # as with OpenAI
 Ids = Annotated[list[TokenId], Len(1, MAX_PROMPT_TOKENS), ONE_FAULT]
 Texts = Annotated[list[str], Len(1, MAX_PROMPTS), ONE_FAULT]
 Prompt = str | Ids | Texts | Annotated[list[Ids], Len(1, MAX_PROMPTS), ONE_FAULT]
+
+
+def prompts_of(prompt: Any) -> list[str | list[int]]:
+    """The prompts of a `Prompt`, one or several."""
+    single = isinstance(prompt, str) or isinstance(prompt[0], int)
+    return [prompt] if single else prompt
 
 
 class CompletionBody(SamplingBody):
@@ -32,13 +38,12 @@ class CompletionBody(SamplingBody):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        prompt: Any = self.prompt
-        single = isinstance(prompt, str) or isinstance(prompt[0], int)
-        return [prompt] if single else prompt
+        return prompts_of(self.prompt)
 
 
 def check_completion(body: CompletionBody) -> None:
     """Checks what parameters say together, and refuses what is not there. Raises ApiError 400."""
+    check_sampling(body)
     if body.suffix:
         raise errors.invalid("suffix", "suffix is not supported.", "unsupported_value")
     if body.prompt_embeds is not None:
@@ -49,12 +54,8 @@ def check_completion(body: CompletionBody) -> None:
         raise errors.invalid("best_of", "best_of above n cannot be streamed.")
     if body.echo and body.logprobs is not None and body.stream:
         raise errors.invalid("logprobs", "logprobs of an echoed prompt cannot be streamed.")
-    if body.stream_options is not None and not body.stream:
-        raise errors.invalid("stream_options", "stream_options goes with stream=true only.")
     if body.max_tokens == 0 and not body.echo:
         raise errors.invalid("max_tokens", "max_tokens=0 needs echo=true: nothing would be answered.")
-    if body.response_format is not None and body.structured_outputs is not None:
-        raise errors.invalid("structured_outputs", "Give response_format or structured_outputs, not both.")
     sequences = len(body.prompts) * max(body.n, body.best_of or 1)
     if sequences > MAX_PROMPTS:
         raise errors.invalid("prompt", f"A request may ask for at most {MAX_PROMPTS} texts, not {sequences}.")

@@ -13,7 +13,15 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
-from ..engine.engine import EngineDead, LoadedModel, ProgramAborted, ProgramFailed, ProgramRun
+from ..engine.engine import (
+    EngineDead,
+    LoadedModel,
+    ProgramAborted,
+    ProgramFailed,
+    ProgramRun,
+    RequestRefused,
+    UnknownModel,
+)
 from ..engine.structured import GrammarError
 from ..models.base import GenerationOutput, GenerationRequest, TokenDelta
 from ..models.text import GenerationProgram
@@ -161,6 +169,10 @@ def engine_errors() -> Iterator[None]:
     except (EngineDead, ProgramAborted) as error:
         # Aborted by the engine, which is shutting down: a client's leaving ends the wait before this.
         raise errors.unavailable() from error
+    except UnknownModel as error:
+        raise errors.model_not_found(str(error)) from None  # unloaded since it was looked up
+    except RequestRefused as error:
+        raise errors.invalid(None, f"The request cannot be run: {error}.", "invalid_value") from None
     except ProgramFailed as error:
         if isinstance(error.__cause__, GrammarError):
             raise errors.invalid("response_format", str(error.__cause__), "invalid_value") from None

@@ -94,10 +94,36 @@ def _legacy_text(data: bytes) -> str:
 
 
 def prompt_logprobs(token_ids: Sequence[int], probe: Tensor | None, top: int) -> list[TokenLogprob | int]:
-    """A prompt's tokens as models.logits.PromptLogprobs reduced them, its first one as a plain id."""
+    """A prompt's tokens as models.logits.PromptLogprobs reduced them, its first one as a plain id.
+
+    top: how many of the likeliest to give, at most as many as the probe has.
+    """
     rows = [] if probe is None else probe.tolist()
     found: list[TokenLogprob | int] = list(token_ids[:1])
     for token_id, row in zip(token_ids[1:], rows, strict=True):
-        best = tuple((int(i), value) for i, value in zip(row[2 : 2 + top], row[2 + top :], strict=True))
-        found.append(TokenLogprob(token_id, row[0], best))
+        found.append(TokenLogprob(token_id, row[0], tuple(_best(row, top))))
     return found
+
+
+def _best(row: Sequence[float], top: int) -> Iterable[tuple[int, float]]:
+    """The likeliest (id, logprob) pairs of a row of the probe."""
+    held = (len(row) - 2) // 2
+    return ((int(row[2 + place]), row[2 + held + place]) for place in range(top))
+
+
+def ranked_prompt(
+    tokenizer: TextTokenizer, token_ids: Sequence[int], probe: Tensor | None, top: int
+) -> list[dict[str, Any] | None]:
+    """`prompt_logprobs` in vLLM's shape: null for the first token, then id → {logprob, rank, decoded_token}
+    of the likeliest tokens and of the prompt's own."""
+    found: list[dict[str, Any] | None] = [None]
+    for token_id, row in zip(token_ids[1:], [] if probe is None else probe.tolist(), strict=True):
+        own = (token_id, row[0], int(row[1]))
+        best = [(chosen, logprob, rank) for rank, (chosen, logprob) in enumerate(_best(row, top), 1)]
+        found.append({str(chosen): _ranked(tokenizer, chosen, *rest) for chosen, *rest in (*best, own)})
+    return found
+
+
+def _ranked(tokenizer: TextTokenizer, token_id: int, logprob: float, rank: float) -> dict[str, Any]:
+    text = bytes_of(tokenizer, token_id).decode("utf-8", "replace")
+    return {"logprob": finite(logprob), "rank": int(rank), "decoded_token": text}

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..engine.engine import LoadedModel
-from ..models.base import GenerationRequest, Grammar, LogitsProbe
+from ..models.base import GenerationRequest, Grammar, LogitsProbe, TextTokenizer
 from ..models.logits import PromptLogprobs
 from ..models.speech import OptionError
 from ..models.text import TextProcessor
@@ -65,16 +65,31 @@ def sampling_options(body: SamplingBody, **more: Any) -> SamplingOptions:
     )
 
 
-def checked_prompt(ids: Sequence[int], body: SamplingBody, model: LoadedModel, param: str) -> tuple[int, ...]:
-    """A prompt's ids, cut to its end where that was asked for. Raises ApiError 400."""
+def checked_prompt(
+    ids: Sequence[int], truncate: int | None, model: LoadedModel, param: str
+) -> tuple[int, ...]:
+    """A prompt's ids, cut to so many at its end where that was asked for. Raises ApiError 400."""
     vocab_size = text_processor(model).tokenizer.vocab_size
-    if body.truncate_prompt_tokens is not None:
-        ids = ids[-body.truncate_prompt_tokens :]
+    if truncate is not None:
+        ids = ids[-truncate:]
     if not ids:
         raise errors.invalid(param, f"{param} is empty: it has no tokens.")
     if max(ids) >= vocab_size:
         raise errors.invalid(param, f"{param} holds a token id that is not below {vocab_size}.")
     return tuple(ids)
+
+
+def prompt_probe(ids: tuple[int, ...], *tops: int | None) -> LogitsProbe | None:
+    """What reads a prompt's log-probabilities, as many of the likeliest as the most that any wants of `tops`;
+    None where none wants any, or there is nothing to predict."""
+    wanted = [top for top in tops if top is not None]
+    return PromptLogprobs(ids, max(wanted)) if wanted and len(ids) > 1 else None
+
+
+def prompt_ids(tokenizer: TextTokenizer, prompt: str | list[int], add_special_tokens: bool) -> list[int]:
+    if not isinstance(prompt, str):
+        return prompt
+    return tokenizer.encode_prompt(prompt) if add_special_tokens else tokenizer.encode(prompt)
 
 
 PromptText = tuple[tuple[int, ...], str]
@@ -92,14 +107,10 @@ def completion_requests(
     )
     prompts, requests = [], []
     for index, prompt in enumerate(body.prompts):
-        if isinstance(prompt, str):
-            ids = tokenizer.encode_prompt(prompt) if body.add_special_tokens else tokenizer.encode(prompt)
-        else:
-            ids = prompt
-        checked = checked_prompt(ids, body, model, "prompt")
-        probe: LogitsProbe | None = None
-        if body.echo and body.logprobs is not None and len(checked) > 1:
-            probe = PromptLogprobs(checked, body.logprobs)
+        ids = prompt_ids(tokenizer, prompt, body.add_special_tokens)
+        checked = checked_prompt(ids, body.truncate_prompt_tokens, model, "prompt")
+        echoed_logprobs = body.logprobs if body.echo else None
+        probe = prompt_probe(checked, echoed_logprobs, body.prompt_logprobs)
         with option_errors():
             params = processor.sampling(
                 options, checked, model.max_model_len, what="prompt", grammar=grammar, probe=probe

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le, Len
 from pydantic import Field, field_validator, model_validator
 
+from . import errors
 from .json_body import ONE_FAULT, Body
 
 MAX_SEQUENCES = 128  # of one request, as with OpenAI
@@ -107,9 +108,9 @@ class SamplingBody(Body):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+    prompt_logprobs: Annotated[int, Ge(0), Le(MAX_LOGPROBS)] | None = None
     # Known and refused: silently doing something else would be worse.
     use_beam_search: Literal[False] = False
-    prompt_logprobs: Annotated[int, Ge(-1), Le(MAX_LOGPROBS)] | None = None
 
     @field_validator("logit_bias")
     @classmethod
@@ -136,3 +137,13 @@ class SamplingBody(Body):
     @property
     def counts_all_along(self) -> bool:
         return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+
+def check_sampling(body: SamplingBody) -> None:
+    """Checks what the shared parameters say together. Raises ApiError 400."""
+    if body.stream_options is not None and not body.stream:
+        raise errors.invalid("stream_options", "stream_options goes with stream=true only.")
+    if body.prompt_logprobs is not None and body.stream:
+        raise errors.invalid("prompt_logprobs", "prompt_logprobs cannot be streamed.")
+    if body.response_format is not None and body.structured_outputs is not None:
+        raise errors.invalid("structured_outputs", "Give response_format or structured_outputs, not both.")

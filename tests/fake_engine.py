@@ -174,7 +174,7 @@ class FakeEngine:
     def _add(self, name: str, capabilities: set[str]) -> FakeProcessor:
         processor = FakeProcessor(ModelInfo("fake", frozenset(capabilities)))
         models = self.__dict__.setdefault("_models", {})
-        models[name] = LoadedModel(name, 1_700_000_000, processor, 448)
+        models[name] = LoadedModel(name, 1_700_000_000, processor, 448, 51_865)
         return processor
 
     def models(self) -> list[LoadedModel]:

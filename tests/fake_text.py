@@ -30,7 +30,9 @@ from .fake_engine import FakeEngine
 
 MAX_MODEL_LEN = 512
 MAX_NUM_SEQS = 8
+HIDDEN = 32
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+VOCAB = 259
 Script = Callable[[GenerationRequest, int], str]
 
 
@@ -71,7 +73,7 @@ class FakeTextEngine(FakeEngine):
 
     def add_text(self, name: str, **changes: Any) -> None:
         processor = text_processor(**{"template": ChatML(), **changes}, name=name)
-        self._models[name] = LoadedModel(name, 1_700_000_000, processor, MAX_MODEL_LEN)
+        self._models[name] = LoadedModel(name, 1_700_000_000, processor, MAX_MODEL_LEN, VOCAB)
 
     def stats(self) -> dict[str, float]:
         return dict(self.counters)
@@ -104,9 +106,12 @@ class FakeTextEngine(FakeEngine):
         probe = request.params.probe
         rows = None
         if probe is not None:
-            rows = probe.reduce(probe.positions, torch.zeros(len(probe.positions), 259))
+            rows = probe.reduce(probe.positions, torch.zeros(len(probe.positions), VOCAB))
         cached = min(self.num_cached, len(prompt) - 1)
-        run.deliver(GenerationOutput(request.key, tuple(completions), rows, num_cached_tokens=cached))
+        pooled = pooled_state(request) if request.params.pooling else None
+        run.deliver(
+            GenerationOutput(request.key, tuple(completions), rows, pooled=pooled, num_cached_tokens=cached)
+        )
 
     def _speak(self, run: ProgramRun, request: GenerationRequest, sequence: int) -> Completion | None:
         params, tokenizer = request.params, byte_tokenizer()
@@ -154,6 +159,15 @@ class FakeTextEngine(FakeEngine):
         return Completion(tuple(ids), -0.5 * len(ids) * (sequence + 1), finish, text.text, reason, entries)
 
 
+def pooled_state(request: GenerationRequest) -> torch.Tensor:
+    """float32 [HIDDEN], for each prompt and each kind of pooling its own; zero where the prompt is "zero"."""
+    ids = request.inputs.prompt_token_ids
+    if bytes(ids) == b"zero":
+        return torch.zeros(HIDDEN)
+    generator = torch.Generator().manual_seed(sum(ids) + (request.params.pooling == "mean"))
+    return torch.randn(HIDDEN, generator=generator)
+
+
 def likeliest(token: int, params: SamplingParams) -> tuple[tuple[int, float], ...]:
     return tuple(((token + i) % 256, -0.5 - i) for i in range(params.logprobs or 0))
 
@@ -186,7 +200,7 @@ class ChatML(ChatTemplate):
 
 
 def text_processor(template: ChatML | None, name: str) -> TextProcessor:
-    return TextProcessor({"model_type": "fake"}, byte_tokenizer(), template, name)
+    return TextProcessor({"model_type": "fake", "hidden_size": HIDDEN}, byte_tokenizer(), template, name)
 
 
 def prompt_of(request: GenerationRequest) -> str:

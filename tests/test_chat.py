@@ -358,3 +358,12 @@ def test_refusal_through_the_client(client: OpenAI) -> None:
     with pytest.raises(BadRequestError) as caught:
         client.chat.completions.create(model="tiny-text", messages=HELLO, temperature=9)  # type: ignore[arg-type]
     assert caught.value.param == "temperature"
+
+
+def test_prompt_logprobs(server: Live) -> None:
+    answer = post(server, prompt_logprobs=1).json()
+    ids = engine_of(server).requests[-1].inputs.prompt_token_ids
+    first, *rest = answer["prompt_logprobs"]
+    assert first is None
+    assert all(str(token) in entry for token, entry in zip(ids[1:], rest, strict=True))
+    assert error_of(post(server, prompt_logprobs=1, stream=True))["param"] == "prompt_logprobs"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from openai import BadRequestError, OpenAI
+from sensorium.engine.engine import RequestRefused
 
 from .fake_text import MAX_MODEL_LEN, FakeTextEngine, byte_tokenizer, prompt_of
 from .live_server import Live, error_of, live
@@ -298,3 +299,31 @@ def test_errors_through_the_client(client: OpenAI) -> None:
 def test_nulls_are_not_given(server: Live) -> None:
     nulls = dict.fromkeys(("suffix", "n", "temperature", "stop", "logit_bias", "stream", "seed", "best_of"))
     assert post(server, **nulls).status_code == 200
+
+
+def test_prompt_logprobs_have_vllms_shape(server: Live) -> None:
+    [choice] = post(server, prompt="Hi!", prompt_logprobs=2, logprobs=1, echo=True).json()["choices"]
+    first, *rest = choice["prompt_logprobs"]
+    assert first is None
+    assert len(rest) == 2
+    assert len(choice["logprobs"]["top_logprobs"][1]) <= 2
+    for text, entry in zip("i!", rest, strict=True):
+        own = entry[str(ord(text))]
+        assert own["decoded_token"] == text
+        assert own["logprob"] < 0
+        assert set(own) == {"logprob", "rank", "decoded_token"}
+        assert len(entry) in (2, 3)
+    assert post(server, prompt="H", prompt_logprobs=0).json()["choices"][0]["prompt_logprobs"] == [None]
+    assert "prompt_logprobs" not in post(server).json()["choices"][0]
+    for options in ({"stream": True, "prompt_logprobs": 1}, {"prompt_logprobs": -1}):
+        assert error_of(post(server, **options))["param"] == "prompt_logprobs"
+
+
+def test_what_can_never_run_is_a_400(server: Live) -> None:
+    engine_of(server).fail_text = RequestRefused("it needs more cache than there is")
+    try:
+        answer = post(server)
+    finally:
+        engine_of(server).fail_text = None
+    assert answer.status_code == 400
+    assert "more cache" in error_of(answer)["message"]
