@@ -20,6 +20,7 @@ COMMANDS = {"serve": "serve", "transcribe": "transcribe", "models": "models_cli"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; usage errors raise SystemExit."""
+    _fill_standard_streams()
     arguments = sys.argv[1:] if argv is None else list(argv)
     parser = ArgumentParser("sensorium", description="One engine that hears, sees and reads.")
     version = f"sensorium {metadata.version('sensorium')}"
@@ -41,6 +42,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of standard output has gone; nothing may try to flush into it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exits.SOME_FAILED
+
+
+def _fill_standard_streams() -> None:
+    """Leads streams that the process was started without (`>&-`) to the null device.
+
+    Else the next file that is opened gets the stream's number, and what is printed ends up in it.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 if __name__ == "__main__":

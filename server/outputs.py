@@ -22,7 +22,8 @@ def mirrored(files: Sequence[str]) -> dict[str, Path]:
     """Input → path of its results relative to the output folder, before the format's extension.
 
     A path below the working folder is kept as given, any other is taken relative to the deepest folder
-    common to all of those. Two inputs never share a result: where they would, whole paths are mirrored.
+    common to all of those. Two files never share a result: where they would, whole paths are mirrored. One
+    file under two spellings of its path is one result.
     """
     paths = [name for name in files if name != STDIN]
     outside = [Path(os.path.abspath(name)) for name in paths if not _is_below(name)]
@@ -31,7 +32,10 @@ def mirrored(files: Sequence[str]) -> dict[str, Path]:
     for name in paths:
         below = _is_below(name)
         found[name] = Path(os.path.normpath(name) if below else os.path.relpath(os.path.abspath(name), root))
-    if len(set(found.values())) < len(found):
+    owners: dict[Path, set[str]] = {}
+    for name, result in found.items():
+        owners.setdefault(result, set()).add(STDIN if name == STDIN else os.path.abspath(name))
+    if any(len(files) > 1 for files in owners.values()):
         found.update((name, Path(os.path.relpath(os.path.abspath(name), "/"))) for name in paths)
     return found
 
@@ -83,16 +87,32 @@ class StreamOutput:
     def __init__(self, files: Sequence[str]) -> None:
         self._order = list(files)
         self._ready: dict[str, bytes] = {}
+        self._error: OSError | None = None
 
     def write(self, name: str, results: Mapping[str, bytes]) -> None:
+        """results: format → contents. Raises OSError, the first one again for every later result."""
+        if self._error is not None:
+            raise self._error
         self._ready[name] = b"".join(results.values())
         self._flush()
 
     def skip(self, name: str) -> None:
-        self._ready[name] = b""
-        self._flush()
+        if self._error is None:
+            self._ready[name] = b""
+            self._flush()
 
     def _flush(self) -> None:
+        try:
+            self._write_ready()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            self._error = error
+            # What the stream still holds must not fail a second time when the program ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise
+
+    def _write_ready(self) -> None:
         while self._order and self._order[0] in self._ready:
             contents = self._ready.pop(self._order.pop(0))
             if sys.stdout.isatty():

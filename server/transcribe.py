@@ -100,6 +100,8 @@ def transcribe(args: argparse.Namespace, start: Callable[[EngineConfig, Sequence
     """`run` with an engine of one's own. start: makes a started engine with the named models."""
     if args.output is None and len(args.format) > 1:
         return _refuse("several formats need --output", exits.USAGE)
+    if args.output is not None and args.output.exists() and not args.output.is_dir():
+        return _refuse(f"--output: {args.output} is not a folder", exits.USAGE)
     try:
         engine_config = flags.from_args(EngineConfig, args)
         engine = start(engine_config, [args.model or store.default_models()[0]])

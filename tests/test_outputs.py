@@ -3,6 +3,8 @@ from __future__ import annotations
 import io
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,8 @@ from sensorium.server.outputs import FolderOutput, StreamOutput, mirrored
         (["../x/a.mp3", "../y/a.mp3"], ["x/a.mp3", "y/a.mp3"]),
         (["a.mp3", "/data/a.mp3"], ["work/a.mp3", "data/a.mp3"]),
         (["stdin", "-"], ["work/stdin", "stdin"]),
+        (["x/a.mp3", "./x/../x/a.mp3", "y/b.mp3"], ["x/a.mp3", "x/a.mp3", "y/b.mp3"]),
+        (["a/f", "/work/a/f", "f"], ["work/a/f", "work/a/f", "work/f"]),
     ],
 )
 def test_mirrored(files: list[str], results: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,3 +80,25 @@ def test_stream_keeps_the_order_of_the_inputs(monkeypatch: pytest.MonkeyPatch) -
     assert stdout.buffer.getvalue() == b"A\n"
     output.skip("b")
     assert stdout.buffer.getvalue() == b"A\nC\n"
+
+
+PROGRAM = """
+from sensorium.server.outputs import StreamOutput
+out = StreamOutput(["a", "b"])
+errors = 0
+for name in "ab":
+    try:
+        out.write(name, {"txt": b"text"})
+    except OSError:
+        errors += 1
+        out.skip(name)
+raise SystemExit(errors)
+"""
+
+
+def test_a_full_disk_fails_each_result_and_nothing_else() -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", PROGRAM], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (2, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import socket
@@ -96,8 +97,15 @@ def test_draining_has_an_end() -> None:
         time.sleep(0.5)
         began = time.monotonic()
         process.send_signal(signal.SIGTERM)
+        answer = b""
+        while chunk := connection.recv(65536):
+            answer += chunk
         assert process.wait(10) == 0
         assert time.monotonic() - began < 5
+        assert b" 503 " in answer, "who waited until the end is told so"
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "engine_unavailable"
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
 
 
 def test_interrupt() -> None:
@@ -152,6 +160,11 @@ def test_absent_model(
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert name in lines[0]
+
+
+def test_closed_streams_do_no_harm() -> None:
+    script = f"exec {sys.executable} -P -m sensorium.server transcribe - --model /no/such <&- >&- 2>&-"
+    assert subprocess.run(["bash", "-c", script], timeout=60).returncode == 4
 
 
 def test_version_is_quick() -> None:

@@ -81,6 +81,13 @@ def test_files_that_fail_leave_the_others(folder: Path, capsys: pytest.CaptureFi
     assert any("missing.wav: cannot read: No such file" in line for line in lines)
 
 
+def test_a_file_is_no_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    engine = FakeEngine()
+    assert run(engine, "a.wav", "--output", "b.wav") == 1
+    assert "b.wav is not a folder" in capsys.readouterr().err
+    assert not engine.runs, "told before any work is done"
+
+
 def test_all_files_fail(folder: Path) -> None:
     assert run(FakeEngine(), "bad.mp3", "missing.wav") == 3
 
