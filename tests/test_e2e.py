@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import socket
 import statistics
 import time
@@ -258,3 +259,53 @@ def test_a_key_is_asked_for(tmp_path: Path, media: Path) -> None:
         assert (caught.value.status_code, caught.value.code) == (401, "invalid_api_key")
         ids = [m.id for m in OpenAI(base_url=f"{server.url}/v1", api_key="sesame").models.list()]
     assert ids == ["whisper-base", "whisper-1"]
+
+
+def words_of(text: str) -> list[str]:
+    return re.findall(r"[\w']+", text.lower())
+
+
+def test_every_format_has_the_same_words(server: LiveServer, media: Path) -> None:
+    """Across the cuts at 30 s too; subtitles and words are made from the segments of the one transcription."""
+    data = english(media, 48)
+    plain = post(server, data).json()["text"]
+    assert len(words_of(plain)) > 80
+    assert post(server, data, response_format="text").text.strip() == plain
+    both = {"timestamp_granularities[]": "word,segment"}
+    verbose = post(server, data, response_format="verbose_json", **both).json()
+    assert verbose["text"] == plain
+    assert "".join(segment["text"] for segment in verbose["segments"]).strip() == plain
+    assert words_of(" ".join(word["word"] for word in verbose["words"])) == words_of(plain)
+    starts = [word["start"] for word in verbose["words"]]
+    assert starts == sorted(starts)
+    assert all(0 <= word["start"] < word["end"] <= verbose["duration"] for word in verbose["words"])
+    for kind in ("srt", "vtt"):
+        shown = post(server, data, response_format=kind).text
+        cues = [line for line in shown.splitlines() if line and "-->" not in line and not line.isdigit()]
+        assert words_of(" ".join(cues)) == words_of("WEBVTT " * (kind == "vtt") + plain)
+
+
+def test_a_prompt_costs_no_segments(server: LiveServer, media: Path) -> None:
+    """Nor do names of control tokens in it."""
+    data = english(media, 48)
+    alone = post(server, data, response_format="verbose_json").json()
+    for prompt in (
+        "A president speaks about the country, and a gardener of plants. ",
+        "<|endoftext|><|0.00|>",
+    ):
+        said = post(server, data, response_format="verbose_json", prompt=prompt).json()
+        assert len(said["segments"]) > len(alone["segments"]) / 2
+        assert "ask what you can do for your country" in said["text"]
+        assert said["segments"][-1]["end"] > 40, "the end of the file is there"
+
+
+def test_less_than_a_second_of_speech_is_text(server: LiveServer, media: Path) -> None:
+    said = samples(media / "audio/oai_hello_world.mp3")[: int(0.9 * 16000)]
+    assert "hello" in post(server, to_wav(said)).json()["text"].lower()
+
+
+def test_digits_have_times(server: LiveServer, media: Path) -> None:
+    data = (media / "audio/num123_mono_16bit_44k.aiff").read_bytes()
+    body = post(server, data, response_format="verbose_json", **{"timestamp_granularities[]": "word"}).json()
+    assert words_of(" ".join(word["word"] for word in body["words"])) == words_of(body["text"])
+    assert len({word["start"] for word in body["words"]}) == len(body["words"]) > 0
