@@ -36,6 +36,7 @@ class ServerConfig:
     media_workers: int = option(0, "threads that decode media; 0 takes up to four of the cores")
     upload_stall_seconds: float = option(60.0, "longest pause within an upload, in seconds")
     stream_stall_seconds: float = option(30.0, "longest time that a client may leave a stream unread")
+    allow_model_management: bool = option(False, "let clients load and unload models")
     drain_seconds: int = option(30, "time that running requests get to finish on SIGTERM, in seconds")
     log_level: str = option("info", "least severe log lines", choices=("debug", "info", "warning", "error"))
 

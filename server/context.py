@@ -37,6 +37,7 @@ class Context:
     text_workers: WorkerPool
     grammars: Grammars
     metrics: Metrics
+    model_workers: WorkerPool  # one thread: models are loaded and unloaded one at a time
 
     @classmethod
     def create(cls, engine: Engine, config: ServerConfig) -> Context:
@@ -55,6 +56,7 @@ class Context:
             text_workers=WorkerPool(TEXT_WORKERS, "text"),
             grammars=Grammars(),
             metrics=Metrics(engine),
+            model_workers=WorkerPool(1, "models"),
         )
 
     def require_engine(self) -> None:

@@ -34,6 +34,13 @@ class Grammars:
             return None
         return await self._workers.call(self._compile, model, *found)
 
+    def forget(self, model: str) -> None:
+        """Gives up what is held for a model: another of its name may have other tokens."""
+        with self._lock:
+            compiler = self._compilers.pop(model, None)
+        if compiler is not None:
+            compiler.close()
+
     def close(self) -> None:
         self._workers.shutdown()
         for compiler in self._compilers.values():

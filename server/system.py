@@ -17,19 +17,20 @@ VERSION = metadata.version("sensorium")
 OPEN_PATHS = frozenset({"/health", "/version"})  # served without an API key
 
 
-def _model(name: str, model: LoadedModel) -> dict[str, Any]:
+def described(name: str, model: LoadedModel) -> dict[str, Any]:
+    """A model in OpenAI's shape."""
     return {"id": name, "object": "model", "created": model.created, "owned_by": "sensorium"}
 
 
 @router.get("/v1/models")
 async def models(request: Request) -> Response:
     listed = context_of(request).names.listed()
-    return errors.json_response({"object": "list", "data": [_model(*entry) for entry in listed.items()]})
+    return errors.json_response({"object": "list", "data": [described(*entry) for entry in listed.items()]})
 
 
 @router.get("/v1/models/{name:path}")
 async def model(name: str, request: Request) -> Response:
-    return errors.json_response(_model(name, context_of(request).names.resolve(name)))
+    return errors.json_response(described(name, context_of(request).names.resolve(name)))
 
 
 @router.get("/health")

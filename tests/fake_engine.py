@@ -7,11 +7,12 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from sensorium.engine.engine import EngineDead, LoadedModel, ProgramAborted, ProgramFailed, UnknownModel
-from sensorium.models.base import ModelInfo
+from sensorium.models.base import ModelError, ModelInfo
 from sensorium.models.speech import (
     OptionError,
     Progress,
@@ -179,6 +180,18 @@ class FakeEngine:
 
     def models(self) -> list[LoadedModel]:
         return list(self._models.values())
+
+    def load(self, name: str, path: Path) -> LoadedModel:
+        if name in self._models:
+            raise ModelError(f"the model {name} is loaded already")
+        if not (path / "config.json").exists():
+            raise ModelError(f"{path}/config.json is not there\nat all")
+        self._add(name, {"transcription"})
+        return self.model(name)
+
+    def unload(self, name: str) -> None:
+        self.model(name)
+        del self._models[name]
 
     def model(self, name: str) -> LoadedModel:
         if name not in self._models:
