@@ -29,7 +29,7 @@ SERVING = (ROOT / "docs/serving.md").read_text()
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with serve(tmp_path_factory.mktemp("docs") / "log") as server:
+    with serve(tmp_path_factory.mktemp("docs") / "log", "--model", "whisper-base") as server:
         yield server.url
 
 
