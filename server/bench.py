@@ -12,7 +12,7 @@ from typing import Protocol
 from rich.console import Console
 
 from ..models.base import ModelError
-from . import bench_output, bench_speech, exits
+from . import bench_output, bench_speech, bench_text, exits
 from .bench_rounds import BenchFailed, BenchUsage, Settings
 from .bench_rows import Report
 
@@ -32,7 +32,7 @@ class Benchmark(Protocol):
     def run(self, args: argparse.Namespace, settings: Settings) -> Report: ...
 
 
-BENCHMARKS: Mapping[str, Benchmark] = {"speech": bench_speech}
+BENCHMARKS: Mapping[str, Benchmark] = {"speech": bench_speech, "text": bench_text}
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
