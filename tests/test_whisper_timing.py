@@ -52,9 +52,9 @@ def test_token_times_follow_the_references_path(rows: int, positions: int, seed:
 
 
 @settings(max_examples=40, deadline=None)
-@given(width=st.sampled_from([3, 7]), frames=st.integers(1, 30), seed=st.integers(0, 1000))
+@given(width=st.sampled_from([3, 5, 7]), frames=st.integers(1, 30), seed=st.integers(0, 1000))
 def test_median_filter(width: int, frames: int, seed: int) -> None:
-    values = torch.randn(2, 3, frames, generator=torch.Generator().manual_seed(seed))
+    values = torch.randn(3, frames, generator=torch.Generator().manual_seed(seed))
     assert torch.equal(median_filter(values, width), reference.median_filter(values, width))
 
 
