@@ -9,7 +9,18 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from ..engine.engine import Engine
-from . import chat, completions, embeddings, errors, management, metrics, system, tokenize, transcriptions
+from . import (
+    chat,
+    completions,
+    embeddings,
+    errors,
+    management,
+    metrics,
+    responses,
+    system,
+    tokenize,
+    transcriptions,
+)
 from .config import ServerConfig
 from .context import Context
 from .middleware import Guard, RequestLog
@@ -25,6 +36,7 @@ def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         yield
+        context.responses.close()
         context.workers.shutdown()
         context.text_workers.shutdown()
         context.model_workers.shutdown()
@@ -39,7 +51,17 @@ def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
     )
     app.state.context = context
     errors.install(app)
-    for resource in (transcriptions, chat, completions, embeddings, tokenize, management, system, metrics):
+    for resource in (
+        transcriptions,
+        chat,
+        completions,
+        responses,
+        embeddings,
+        tokenize,
+        management,
+        system,
+        metrics,
+    ):
         app.include_router(resource.router)
     app.add_middleware(Guard, api_key=config.api_key)
     if config.cors_origin:

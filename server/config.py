@@ -36,6 +36,8 @@ class ServerConfig:
     media_workers: int = option(0, "threads that decode media; 0 takes up to four of the cores")
     upload_stall_seconds: float = option(60.0, "longest pause within an upload, in seconds")
     stream_stall_seconds: float = option(30.0, "longest time that a client may leave a stream unread")
+    max_stored_responses: int = option(1000, "answers of /v1/responses kept in memory for later requests")
+    max_stored_mb: int = option(64, "memory for these answers and their conversations, in MiB")
     allow_model_management: bool = option(False, "let clients load and unload models")
     drain_seconds: int = option(30, "time that running requests get to finish on SIGTERM, in seconds")
     log_level: str = option("info", "least severe log lines", choices=("debug", "info", "warning", "error"))
@@ -44,7 +46,7 @@ class ServerConfig:
         if not 0 <= self.port <= 65535:
             raise ConfigError("--port must be between 0 and 65535")
         at_least_one = ("max_upload_mb", "max_inflight_mb", "max_decoded_mb", "max_queue")
-        for name in (*at_least_one, "max_text_queue", "max_body_mb"):
+        for name in (*at_least_one, "max_text_queue", "max_body_mb", "max_stored_responses", "max_stored_mb"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least 1")
         for name in ("max_audio_seconds", "upload_stall_seconds", "stream_stall_seconds"):

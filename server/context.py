@@ -16,6 +16,7 @@ from .grammars import Grammars
 from .limits import ByteBudget, RequestQueue, WorkerPool
 from .metrics import Metrics
 from .names import ModelNames
+from .responses_store import ResponseStore
 
 MOST_MEDIA_WORKERS = 4
 TEXT_WORKERS = 2  # apart from the others: a short prompt must not wait for an hour of audio to be decoded
@@ -37,6 +38,7 @@ class Context:
     text_workers: WorkerPool
     grammars: Grammars
     metrics: Metrics
+    responses: ResponseStore
     model_workers: WorkerPool  # one thread: models are loaded and unloaded one at a time
 
     @classmethod
@@ -56,6 +58,7 @@ class Context:
             text_workers=WorkerPool(TEXT_WORKERS, "text"),
             grammars=Grammars(),
             metrics=Metrics(engine),
+            responses=ResponseStore(config.max_stored_responses, config.max_stored_mb * MIB),
             model_workers=WorkerPool(1, "models"),
         )
 

@@ -23,6 +23,11 @@ def event(body: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(body) + b"\n\n"
 
 
+def named_event(body: dict[str, Any]) -> bytes:
+    """An event whose type stands in a line of its own too, as the Responses API sends them."""
+    return f"event: {body['type']}\n".encode() + event(body)
+
+
 class DeltaText:
     """Cuts a growing text into deltas whose concatenation is the text stripped at both ends.
 
