@@ -26,7 +26,7 @@ JFK = "jfk_16k_mono.wav"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    with serve(tmp_path_factory.mktemp("e2e") / "log") as server:
+    with serve(tmp_path_factory.mktemp("e2e") / "log", "--model", "whisper-base") as server:
         yield server
 
 
@@ -229,7 +229,7 @@ def test_work_ends_when_the_client_leaves(server: LiveServer, media: Path) -> No
 def test_memory_is_flat_over_many_requests(tmp_path: Path, media: Path) -> None:
     files = [path.read_bytes() for path in speech_files(media) if path.stat().st_size < 150_000]
     # A small arena is full after a few requests, so growth after that would be a leak.
-    with serve(tmp_path / "log", "--kv-cache-mb", "256", "--encoder-cache-mb", "32") as server:
+    with serve(tmp_path / "log", "--model", "whisper-base", "--kv-cache-mb", "256") as server:
 
         def hundred() -> int:
             with ThreadPoolExecutor(4) as pool:
@@ -244,7 +244,7 @@ def test_memory_is_flat_over_many_requests(tmp_path: Path, media: Path) -> None:
 
 def test_sigterm_lets_running_work_finish(tmp_path: Path, media: Path) -> None:
     data = english(media, 20)
-    with serve(tmp_path / "log") as server, ThreadPoolExecutor(1) as pool:
+    with serve(tmp_path / "log", "--model", "whisper-base") as server, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(post, server, data)
         time.sleep(0.7)
         server.process.terminate()
@@ -253,7 +253,7 @@ def test_sigterm_lets_running_work_finish(tmp_path: Path, media: Path) -> None:
 
 
 def test_a_key_is_asked_for(tmp_path: Path, media: Path) -> None:
-    with serve(tmp_path / "log", "--api-key", "sesame") as server:
+    with serve(tmp_path / "log", "--model", "whisper-base", "--api-key", "sesame") as server:
         with pytest.raises(APIStatusError) as caught:
             OpenAI(base_url=f"{server.url}/v1", api_key="wrong").models.list()
         assert (caught.value.status_code, caught.value.code) == (401, "invalid_api_key")

@@ -108,7 +108,7 @@ def test_module_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("SENSORIUM_CACHE", str(tmp_path))
     monkeypatch.setattr(packs, "ensure", lambda pack, root: root / pack.alias)
     assert store.resolve("whisper-base") == tmp_path / "packs" / "whisper-base"
-    assert store.default_models() == ["whisper-base"]
+    assert store.default_models() == ["whisper-base", "smollm2-135m-instruct"]
     assert [entry.name for entry in store.list_models()][:2] == ["whisper-base", "whisper-tiny.en"]
     for act in (store.path, store.remove):
         with pytest.raises(ModelError, match=r"whisper-tiny\.en is not downloaded"):
