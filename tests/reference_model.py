@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from sensorium.models.weights import open_whisper
 from torch import Tensor
 from whisper.model import ModelDimensions, Whisper
-
-from sensorium.models.weights import open_whisper
 
 # Module names of transformers → those of openai-whisper, tried in this order.
 _NAMES = (
