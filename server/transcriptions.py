@@ -11,7 +11,7 @@ import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ..engine.engine import EngineDead, ProgramAborted, ProgramFailed, ProgramRun
+from ..engine.engine import EngineDead, ProgramAborted, ProgramFailed, ProgramRun, UnknownModel
 from ..models.speech import OptionError, Task, Transcription
 from ..processors import media as decoder
 from ..processors.audio import SAMPLE_RATE
@@ -125,6 +125,8 @@ def _engine_errors() -> Iterator[None]:
         yield
     except OptionError as error:
         raise errors.invalid(error.param, str(error), "invalid_value") from None
+    except UnknownModel as error:
+        raise errors.model_not_found(str(error)) from None  # unloaded since it was looked up
     except (EngineDead, ProgramAborted) as error:
         # Aborted by the engine, which is shutting down: a client's leaving ends the wait before this.
         raise errors.unavailable() from error

@@ -162,7 +162,7 @@ class FakeTextEngine(FakeEngine):
 def pooled_state(request: GenerationRequest) -> torch.Tensor:
     """float32 [HIDDEN], for each prompt and each kind of pooling its own; zero where the prompt is "zero"."""
     ids = request.inputs.prompt_token_ids
-    if bytes(ids) == b"zero":
+    if list(ids) == list(b"zero"):
         return torch.zeros(HIDDEN)
     generator = torch.Generator().manual_seed(sum(ids) + (request.params.pooling == "mean"))
     return torch.randn(HIDDEN, generator=generator)

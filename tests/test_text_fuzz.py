@@ -11,7 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sensorium.server.chat_protocol import ChatBody
 from sensorium.server.completions_protocol import CompletionBody
+from sensorium.server.embeddings import EmbeddingsBody
 from sensorium.server.json_body import Body
+from sensorium.server.responses_protocol import ResponsesBody
 from sensorium.server.tokenize import DetokenizeBody, TokenizeBody
 
 from .fake_text import FakeTextEngine
@@ -22,11 +24,13 @@ VALID: dict[str, tuple[type[Body], dict[str, Any]]] = {
     "/v1/chat/completions": (ChatBody, {"messages": MESSAGES}),
     "/v1/chat/completions/render": (ChatBody, {"messages": MESSAGES}),
     "/v1/completions": (CompletionBody, {"prompt": "Hi"}),
+    "/v1/responses": (ResponsesBody, {"input": "Hi"}),
+    "/v1/embeddings": (EmbeddingsBody, {"input": "Hi"}),
     "/tokenize": (TokenizeBody, {"prompt": "Hi"}),
     "/detokenize": (DetokenizeBody, {"tokens": [1]}),
 }
 # Grammars have tests of their own: compiling one takes long.
-SLOW = {"response_format", "structured_outputs", "tools"}
+SLOW = {"response_format", "structured_outputs", "tools", "text"}
 
 WORDS = st.sampled_from(
     ["", "a", "text", "user", "tool", "none", "auto", "\0", "<|im_end|>", "\ud7ff", "{{ x }}", "type", "role"]
@@ -90,6 +94,25 @@ def test_any_messages(server: Live, messages: list[Any]) -> None:
     answer = server.http.post("/v1/chat/completions", json=body)
     assert answer.status_code in (200, 400)
     assert answer.status_code == 200 or error_of(answer)["param"].startswith("messages")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.dictionaries(
+            st.sampled_from(["type", "role", "content", "call_id", "name", "arguments", "output", "summary"]),
+            VALUES
+            | st.sampled_from(["message", "function_call", "function_call_output", "reasoning", "assistant"])
+            | st.just([{"type": "output_text", "text": "x"}]),
+            max_size=5,
+        ),
+        max_size=3,
+    )
+)
+def test_any_items(server: Live, items: list[Any]) -> None:
+    answer = server.http.post("/v1/responses", json={"model": "tiny-text", "input": items})
+    assert answer.status_code in (200, 400)
+    assert answer.status_code == 200 or error_of(answer)["param"].startswith("input")
 
 
 def test_the_engine_is_well_afterwards(server: Live) -> None:

@@ -16,6 +16,7 @@ ENDLESS = "many words " * 40
 PATHS = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
     "/v1/completions": {"prompt": "Hi", "max_tokens": 400},
+    "/v1/responses": {"input": "Hi"},
 }
 
 
