@@ -92,9 +92,18 @@ class Generation:
             if not self._read:
                 async for _ in self.deltas():
                     pass  # for the times of their arrival
-            outputs = joined(await self._run.result())
+            outputs = joined(await self._result())
         self._count(outputs)
         return outputs
+
+    async def _result(self) -> list[GenerationOutput]:
+        try:
+            found: list[GenerationOutput] = await self._run.result()
+        except ProgramFailed as error:
+            if self._work.model not in self._context.engine.models():
+                raise UnknownModel(self._work.name) from error  # unloaded while it worked
+            raise
+        return found
 
     def _count(self, outputs: Sequence[GenerationOutput]) -> None:
         name, metrics = self._work.model.name, self._context.metrics
@@ -170,7 +179,7 @@ def engine_errors() -> Iterator[None]:
         # Aborted by the engine, which is shutting down: a client's leaving ends the wait before this.
         raise errors.unavailable() from error
     except UnknownModel as error:
-        raise errors.model_not_found(str(error)) from None  # unloaded since it was looked up
+        raise errors.model_not_found(str(error)) from None  # unloaded meanwhile
     except RequestRefused as error:
         raise errors.invalid(None, f"The request cannot be run: {error}.", "invalid_value") from None
     except ProgramFailed as error:

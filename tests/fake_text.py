@@ -12,7 +12,7 @@ import torch
 from sensorium.engine.config import EngineConfig
 from sensorium.engine.detokenizer import SequenceText
 from sensorium.engine.engine import EngineDead, LoadedModel
-from sensorium.engine.program import ProgramRun
+from sensorium.engine.program import ProgramFailed, ProgramRun
 from sensorium.models.base import (
     Completion,
     GenerationOutput,
@@ -74,6 +74,12 @@ class FakeTextEngine(FakeEngine):
     def add_text(self, name: str, **changes: Any) -> None:
         processor = text_processor(**{"template": ChatML(), **changes}, name=name)
         self._models[name] = LoadedModel(name, 1_700_000_000, processor, MAX_MODEL_LEN, VOCAB)
+
+    def unload(self, name: str) -> None:
+        super().unload(name)
+        for run in self.text_runs:
+            if run.model == name:
+                run.fail(ProgramFailed("the model was unloaded"))
 
     def stats(self) -> dict[str, float]:
         return dict(self.counters)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from openai import OpenAI
+from sensorium.engine.config import EngineConfig
+from sensorium.engine.engine import Engine
 
 from .fake_text import HIDDEN, FakeTextEngine, pooled_state, prompt_of
 from .live_server import Live, error_of, live
+from .tiny_text import LLAMA, random_weights, write_tiny_text
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +98,29 @@ def test_truncation_is_the_clients_wish(server: Live) -> None:
 
 def test_a_state_without_direction_is_an_error_of_the_server(server: Live) -> None:
     assert post(server, input="zero").status_code == 500
+
+
+def test_the_real_engine(tmp_path: Path) -> None:
+    path = write_tiny_text(tmp_path / "first", random_weights(LLAMA))
+    engine = Engine(EngineConfig(kv_cache_mb=8, slab_mb=1, threads=1))
+    loaded = engine.load("first", path)
+    engine.start()
+    texts = ["x" * 40 + "a", "x" * 40 + "b", "short"]
+    try:
+        with live(engine) as server:  # type: ignore[arg-type]
+            for pooling in ("last", "mean"):
+                found = [
+                    [vector(post(server, model="first", input=text, pooling=pooling)) for text in texts]
+                    for _ in range(2)  # the second time out of the prefix cache
+                ]
+                together = post(server, model="first", input=texts, pooling=pooling)
+                for index in range(len(texts)):
+                    np.testing.assert_allclose(found[0][index], found[1][index], atol=1e-5)
+                    np.testing.assert_allclose(found[0][index], vector(together, index), atol=1e-5)
+                assert not np.allclose(found[0][0], found[0][1], atol=1e-3)
+    finally:
+        engine.shutdown(drain=False)
+    assert loaded.processor.info.config["hidden_size"] == len(found[0][0])
 
 
 @pytest.mark.parametrize(

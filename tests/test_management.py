@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from sensorium.engine.config import EngineConfig
 from sensorium.engine.engine import Engine
 
 from .fake_engine import FakeEngine
-from .live_server import Live, error_of, live
+from .fake_text import FakeTextEngine
+from .live_server import Live, error_of, live, wait_until
 from .tiny_text import LLAMA, random_weights, write_tiny_text
 
 
@@ -97,6 +99,17 @@ def test_nothing_is_loaded_into_a_dead_engine(files: Path) -> None:
         assert post(server, "load", str(files)).status_code == 503
 
 
+def test_work_on_a_model_that_goes() -> None:
+    engine = FakeTextEngine("many words " * 30, pace=0.02)
+    with live(engine, allow_model_management=True) as server, ThreadPoolExecutor(1) as threads:
+        body = {"model": "tiny-text", "messages": [{"role": "user", "content": "Hi"}]}
+        answer = threads.submit(server.http.post, "/v1/chat/completions", json=body)
+        wait_until(lambda: engine.sampled > 2)
+        assert post(server, "unload", "tiny-text").status_code == 200
+        assert error_of(answer.result())["code"] == "model_not_found"
+        assert answer.result().status_code == 404
+
+
 def test_the_real_engine(tmp_path: Path) -> None:
     engine = Engine(EngineConfig(kv_cache_mb=8, slab_mb=1, threads=1))
     engine.start()
@@ -112,6 +125,13 @@ def test_the_real_engine(tmp_path: Path) -> None:
                 texts.append(answer["choices"][0]["text"])
                 found = server.http.post("/v1/embeddings", json={"model": "first", "input": ["a", "b"]})
                 assert [len(item["embedding"]) for item in found.json()["data"]] == [LLAMA["hidden_size"]] * 2
+                said = server.openai.responses.create(model="first", input="Hi", max_output_tokens=4)
+                assert said.usage
+                assert said.usage.output_tokens <= 4
+                ranked = server.http.post("/v1/completions", json={**ask, "prompt_logprobs": 2}).json()
+                first_token, *others = ranked["choices"][0]["prompt_logprobs"]
+                assert first_token is None
+                assert [len(entry) in (2, 3) for entry in others] == [True] * 4
                 assert post(server, "unload", "first").status_code == 200
                 assert server.http.post("/v1/completions", json=ask).status_code == 404
             assert texts[0] == texts[1]
