@@ -80,6 +80,26 @@ def test_a_recording_with_words(whisper_tiny_en_dir: Path, tiny_en: Whisper, med
     assert runner.events[-1].seconds == 11.0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("silence_threshold", [None, 1.5])
+def test_a_long_recording_with_pauses(
+    whisper_tiny_en_dir: Path, tiny_en: Whisper, media: Path, silence_threshold: float | None
+) -> None:
+    """75 s of several speakers with pauses of 2 to 9 s: windows begin and end inside them."""
+    names = ("jfk.mp3", "oai_meeting.wav", "f5_ref_en.wav", "oai_houseplant_care.mp3")
+    pieces = [np.zeros(2 * 16000, np.float32)]
+    for name, pause in zip(names, (5, 9, 4, 3), strict=True):
+        pieces += [samples(media / "audio" / name), np.zeros(pause * 16000, np.float32)]
+    options = replace(
+        PLAIN,
+        word_timestamps=True,
+        hallucination_silence_threshold=silence_threshold,
+        prompt="Speeches and calls.",
+    )
+    _, program = check(whisper_tiny_en_dir, tiny_en, np.concatenate(pieces)[: 75 * 16000], options)
+    assert len({segment.seek for segment in program.raw_segments}) >= 3
+
+
 def test_a_found_language_shares_the_window_of_a_long_file(random_dir: Path, noise: np.ndarray) -> None:
     runner, _ = check(
         random_dir, load_reference(random_dir), noise, replace(PLAIN, temperature_fallback=False)
