@@ -82,8 +82,8 @@ async def cancel_response(name: str, request: Request) -> Response:
 async def _prepare(context: Context, raw: bytes) -> ResponseWork:
     """Raises ApiError."""
     body = await context.text_workers.call(_read, raw)
-    items = (*context.responses.before(body.previous_response_id), *body.items)
-    chat = await context.text_workers.call(chat_of, body, items)
+    before = context.responses.before(body.previous_response_id)
+    items, chat = await context.text_workers.call(_conversation, body, before)
     model = context.names.resolve(body.model)
     with named_as_here():
         tool_format(chat, model)
@@ -101,6 +101,11 @@ def _read(raw: bytes) -> ResponsesBody:
     body = parse(ResponsesBody, raw)
     check_response(body)
     return body
+
+
+def _conversation(body: ResponsesBody, before: tuple[Item, ...]) -> tuple[tuple[Item, ...], ChatBody]:
+    items = (*before, *body.items)
+    return items, chat_of(body, items)
 
 
 class _Making:
