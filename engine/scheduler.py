@@ -132,7 +132,7 @@ class Scheduler:
         seats = self.config.max_num_seqs - sum(r.width for r in self.running)
         while self.waiting and budget > 0:
             request = self._next_waiting()
-            if request.width > seats:
+            if request.width + self._reserve(request) > seats:
                 break
             item = request.encoder_item
             cost = 0
@@ -168,6 +168,15 @@ class Scheduler:
         """Priority first; then whose owner has the least running, so that no one waits behind a long file."""
         running = Counter(id(r.owner) for r in self.running)
         return min(self.waiting, key=lambda r: (r.priority, running[id(r.owner)], r.arrival))
+
+    def _reserve(self, request: Request) -> int:
+        """Seats that an owner who runs something already must leave free for those who come next.
+
+        A seat is held for a whole window of speech or answer: without this, whoever comes while a long file
+        holds all of them waits for one to end.
+        """
+        has_running = any(r.owner is request.owner for r in self.running)
+        return self.config.max_num_seqs // 4 if has_running else 0
 
     def _grow(self, planned: ScheduledSequence, scheduled: set[Request]) -> bool:
         """Gives a running sequence the pages it needs, preempting requests that are not in this step yet.

@@ -162,8 +162,8 @@ def test_a_short_request_does_not_wait_behind_a_long_file() -> None:
     scheduler.add(make_request(20, "a", work(20, (1,), mel_feature(20), max_tokens=5), short_clip))
     while not short_clip.delivered:
         run_step(scheduler, output, generator)
-    # It took the first seat that came free: one round of four, and the three that ran beside it.
-    assert len(long_file.delivered) <= 7
+    # A seat had been left free for it: it was done with the first round of the long file.
+    assert len(long_file.delivered) <= 3
 
 
 def test_lower_priority_value_is_served_first() -> None:
