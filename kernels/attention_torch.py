@@ -1,7 +1,7 @@
 """Paged attention in plain torch: the path for CPUs and the truth that other backends are tested against.
 
 Keys and values are read where they lie: a sequence's pages are joined into the fewest contiguous
-stretches and each is a view. Nothing here copies a whole sequence's cache.
+stretches and each is a view. Decoding never copies a sequence's cache.
 """
 
 from __future__ import annotations
@@ -14,6 +14,11 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from .attention import AttentionMetadata, CrossAttentionMetadata, CrossCapture
+
+
+# So many queries pay for one copy of a layer's scattered keys and values, which spares writing out a matrix
+# of scores; fewer (decoding, short chunks) read the pages where they lie.
+JOIN_QUERIES = 16
 
 
 def store_kv(kv: Tensor, layer: int, attn: AttentionMetadata) -> None:
@@ -37,7 +42,10 @@ def attention(
     for index, runs in enumerate(attn.runs):
         first, last = starts[index], starts[index + 1]
         first_key = attn.first_keys[index] if attn.first_keys else 0
-        mask = _mask(last - first, attn.seq_lens[index], first_key, attn, query.device)
+        queries, seq_len = last - first, attn.seq_lens[index]
+        # A whole prompt: the triangle is known to the kernel, which needs no mask and no half of the work.
+        triangle = attn.causal and queries == seq_len > 1 and (attn.window is None or seq_len <= attn.window)
+        mask = None if triangle else _mask(queries, seq_len, first_key, attn, query.device)
         # [heads, tokens, head_dim]; a run's keys and values are [kv_heads, tokens, head_dim] views.
         q = query[first:last].transpose(0, 1)
         pieces = [attn.cache[slab, start:end, layer] for slab, start, end in runs]
@@ -46,12 +54,21 @@ def attention(
             k[..., :value_dim] if value_dim else p[:, 1].transpose(0, 1)
             for k, p in zip(keys, pieces, strict=True)
         ]
-        if len(runs) == 1 and softcap is None and sinks is None:
+        if softcap is None and sinks is None and (len(runs) == 1 or queries >= JOIN_QUERIES):
             grouped = q.shape[0] != keys[0].shape[0]
+            joined = [part[0] if len(runs) == 1 else torch.cat(part, dim=1) for part in (keys, values)]
             out = F.scaled_dot_product_attention(
-                q[None], keys[0][None], values[0][None], attn_mask=mask, scale=scale, enable_gqa=grouped
+                q[None],
+                joined[0][None],
+                joined[1][None],
+                attn_mask=mask,
+                is_causal=triangle,
+                scale=scale,
+                enable_gqa=grouped,
             )[0]
         else:
+            if triangle:
+                mask = _mask(queries, seq_len, first_key, attn, query.device)
             out = _attend_runs(q, keys, values, mask, scale, softcap, sinks)
         output[first:last] = out.transpose(0, 1)
     return output

@@ -141,7 +141,12 @@ def specials(ids: list[int]) -> list[str]:
 def test_users_write_no_special_tokens(name: str, messages: list[dict[str, Any]]) -> None:
     """The special tokens are those of the same conversation with other words; the text is as rendered."""
     template = TEMPLATES[name]
-    ids = template.render_ids(TOKENIZER, messages)
+    try:
+        ids = template.render_ids(TOKENIZER, messages)
+    except TemplateError:
+        # Refusing is safe; only a template that cuts special tokens out of messages may have to.
+        assert name == "joining"
+        return
     other = [message | {"content": "x"} for message in messages]
     assert specials(ids) == specials(template.render_ids(TOKENIZER, other))
     assert TOKENIZER.decode(ids, skip_special_tokens=False) == template.render(messages)
