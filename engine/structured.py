@@ -10,7 +10,7 @@ import json
 import re
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -19,12 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..models.base import Grammar, GrammarMatcher, TextTokenizer
+from ..models.base import GrammarMatcher, TextTokenizer
 from .structured_sandbox import STEP_SECONDS, TOO_AMBIGUOUS, Sandbox, build
 from .structured_text import GrammarError, check_text
 
 __all__ = [
-    "AfterThinking",
     "CompiledGrammar",
     "GrammarCompiler",
     "GrammarError",
@@ -105,52 +104,6 @@ class CompiledMatcher:
     def is_terminated(self) -> bool:
         """Whether the grammar was completed and a stop token accepted."""
         return bool(self._matcher.is_terminated())
-
-
-@dataclass(frozen=True)
-class AfterThinking:
-    """A grammar for what follows the first occurrence of `end_token_ids` (`</think>`); before it all is free."""
-
-    grammar: Grammar
-    end_token_ids: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        if not self.end_token_ids:
-            raise ValueError("the end of thinking needs at least one token")
-
-    def matcher(self) -> AfterThinkingMatcher:
-        return AfterThinkingMatcher(self.grammar.matcher(), self.end_token_ids)
-
-
-class AfterThinkingMatcher:
-    def __init__(self, matcher: GrammarMatcher, end_token_ids: tuple[int, ...]) -> None:
-        self._matcher = matcher
-        self._end = end_token_ids
-        self._last: deque[int] = deque(maxlen=len(end_token_ids))
-        self._thinking = True
-
-    def fill_bitmask(self, bitmask: Tensor, row: int) -> None:
-        if self._thinking:
-            bitmask[row] = -1
-        else:
-            self._matcher.fill_bitmask(bitmask, row)
-
-    def accept(self, token_id: int) -> bool:
-        if not self._thinking:
-            return self._matcher.accept(token_id)
-        self._last.append(token_id)
-        self._thinking = tuple(self._last) != self._end
-        return True
-
-    def fork(self) -> AfterThinkingMatcher:
-        forked = AfterThinkingMatcher(self._matcher.fork(), self._end)
-        forked._last = self._last.copy()
-        forked._thinking = self._thinking
-        return forked
-
-    @property
-    def is_terminated(self) -> bool:
-        return not self._thinking and self._matcher.is_terminated
 
 
 class GrammarCompiler:

@@ -17,7 +17,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sensorium.engine.structured import (
-    AfterThinking,
     CompiledGrammar,
     GrammarCompiler,
     GrammarError,
@@ -311,27 +310,6 @@ def test_stop_tokens_need_a_complete_text(vocabulary: Vocabulary) -> None:
     assert not other.accept(a)
     assert set(allowed_tokens(other).nonzero()[0]) == {EOT, LOGITS - 1}
     assert not matcher.is_terminated
-
-
-def test_grammar_after_thinking(vocabulary: Vocabulary, compiler: GrammarCompiler) -> None:
-    end = tuple(vocabulary.encode("</think>"))
-    assert len(end) > 1
-    grammar = AfterThinking(compiler.compile_choice(["yes"]), end)
-    assert grammar == AfterThinking(compiler.compile_choice(["yes"]), end)
-    assert hash(grammar) == hash(AfterThinking(compiler.compile_choice(["yes"]), end))
-    matcher = grammar.matcher()
-    for token in [*vocabulary.encode("hm"), *end[:-1], EOT, *end[:-1]]:
-        assert allowed_tokens(matcher).all()
-        assert matcher.accept(token)
-    other = matcher.fork()
-    assert matcher.accept(end[-1])
-    assert not allowed_tokens(matcher)[vocabulary.id_of[b"n"]]
-    assert allowed_tokens(matcher)[vocabulary.id_of[b"y"]]
-    assert all(matcher.accept(token) for token in vocabulary.encode("yes"))
-    assert matcher.accept(EOT)
-    assert matcher.is_terminated
-    assert allowed_tokens(other).all()
-    assert not other.is_terminated
 
 
 def test_bitmask_is_applied_to_the_rows_asked_for() -> None:
