@@ -275,7 +275,10 @@ def test_shipped_table() -> None:
     for pack in table.values():
         assert pack.license
         assert all(len(bytes.fromhex(file.sha256)) == 32 and file.size > 0 for file in pack.files)
-    assert {pack.alias for pack in table.values() if pack.default} == {"whisper-base"}
+    assert {pack.alias for pack in table.values() if pack.default} == {
+        "whisper-base",
+        "smollm2-135m-instruct",
+    }
     assert len(table["gemma-3-270m"].files[0].members) == len(table["gemma-3-270m"].wheels) == 4
 
 
