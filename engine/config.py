@@ -30,7 +30,7 @@ class EngineConfig:
     max_num_seqs: int = option(16, "most sequences in one step")
     max_num_batched_tokens: int = option(2048, "most decoder tokens in one step")
     max_num_encoder_tokens: int = option(
-        6000, "most encoder positions in one step (a Whisper window has 1500)"
+        3000, "most encoder positions in one step (a Whisper window has 1500)"
     )
     prefix_caching: bool = option(True, "keep the pages of finished requests for prompts that start alike")
     threads: int = option(0, "CPU threads for tensor work; 0 takes every core this process may use")
