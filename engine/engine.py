@@ -275,7 +275,7 @@ class Engine:
                 failure.__cause__ = error
                 request.owner.fail(failure)
             if result.batch is not None:
-                self.metrics.prompt_tokens += len(result.batch.input_ids) - len(result.sampled)
+                self.metrics.prompt_tokens += len(result.batch.input_ids) - len(result.batch.sampled)
                 with self.metrics.stage("sample"):
                     self._output.update(result.batch, result.logits)
         self.num_steps += 1

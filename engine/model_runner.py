@@ -14,7 +14,7 @@ from .encoder_cache import EncoderCache
 from .input_batch import InputBatch, ProbeRows, make_input_batch
 from .kv_cache_manager import CacheGroups
 from .metrics import EngineMetrics
-from .request import Request, Sequence
+from .request import Request
 from .scheduler import SchedulerOutput
 
 logger = logging.getLogger(__name__)
@@ -37,13 +37,12 @@ def _pool(request: Request, hidden: Tensor) -> None:
 
 @dataclass
 class StepResult:
-    """logits: float32 [len(sampled), vocab], raw, one row a sequence that samples now.
+    """logits: float32 [len(batch.sampled), vocab], raw, one row a sequence that samples now.
 
     failed: requests whose media could not be encoded, with the cause; they took no part in the step.
     """
 
     batch: InputBatch | None
-    sampled: list[Sequence]
     logits: Tensor | None
     failed: dict[Request, Exception] = field(default_factory=dict)
 
@@ -82,7 +81,7 @@ class ModelRunner:
                     failed[request] = RuntimeError("its media could not be encoded")
         sequences = [s for s in output.sequences if s.sequence.request not in failed]
         if not sequences:
-            return StepResult(None, [], None, failed)
+            return StepResult(None, None, failed)
         batch = make_input_batch(sequences, self.groups)
         with self.metrics.stage("decode" if len(batch.input_ids) == len(sequences) else "prefill"):
             hidden = self.model.forward(batch.input_ids, batch.positions, batch.context)
@@ -95,7 +94,7 @@ class ModelRunner:
             _pool(request, hidden[first:last].float())
         for request, capture in batch.captures:
             request.alignment.append(capture.stacked())
-        return StepResult(batch, batch.sampled, logits, failed)
+        return StepResult(batch, logits, failed)
 
     def _probe(self, probe: ProbeRows, hidden: Tensor) -> None:
         """Reduces the logits of a request's probe, a slice at a time: never [prompt, vocab] at once."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..models.base import Completion, GenerationOutput, TextTokenizer, TokenDelta
-from .beam import BeamState, Branch
+from .beam import BeamState
 from .detokenizer import SequenceText
 from .input_batch import InputBatch
 from .request import Request, RequestStatus, Sequence
@@ -94,11 +94,11 @@ class OutputProcessor:
             reasons.setdefault(row, "no token is left to choose from")
         if not reasons:
             return sequences, logits
-        ended = {id(sequences[row].request): reason for row, reason in reasons.items()}
-        for request in {sequences[row].request for row in reasons}:
+        ended = {sequences[row].request: reason for row, reason in reasons.items()}
+        for request, reason in ended.items():
             self.scheduler.finish(request)
-            self.fail(request, ended[id(request)])
-        kept = [row for row, s in enumerate(sequences) if id(s.request) not in ended]
+            self.fail(request, reason)
+        kept = [row for row, s in enumerate(sequences) if s.request not in ended]
         return [sequences[row] for row in kept], logits[kept]
 
     def _begin_text(self, sequence: Sequence) -> None:
@@ -166,25 +166,23 @@ class OutputProcessor:
         scores = [s.cumulative_logprob for s in beams]
         rows = [s.waiting_logprobs for s in beams if s.waiting_logprobs is not None]
         branches = state.step([s.output_ids for s in beams], scores, rows)
-        by_source: dict[int, list[Branch]] = {}
-        for branch in branches:
-            by_source.setdefault(branch.source, []).append(branch)
-        successors: list[tuple[Branch, Sequence]] = []
+        places: dict[int, list[int]] = {}
+        for place, branch in enumerate(branches):
+            places.setdefault(branch.source, []).append(place)
+        successors: dict[int, Sequence] = {}
         for source, sequence in enumerate(beams):
             sequence.waiting_logprobs = None
-            children = by_source.get(source, [])
-            if not children:
+            if source not in places:
                 self.scheduler.kv.release(sequence)
                 continue
             # Forks first: the pages of the parent go on as those of its best child.
-            successors += [(branch, self.scheduler.fork(sequence, 0)) for branch in children[1:]]
-            successors.append((children[0], sequence))
-        order = {id(branch): position for position, branch in enumerate(branches)}
-        successors.sort(key=lambda pair: order[id(pair[0])])
-        for branch, sequence in successors:
+            best, *others = places[source]
+            successors |= {place: self.scheduler.fork(sequence, 0) for place in others}
+            successors[best] = sequence
+        request.sequences = [successors[place] for place in range(len(branches))]
+        for branch, sequence in zip(branches, request.sequences, strict=True):
             sequence.token_ids.append(branch.token)
             sequence.cumulative_logprob = branch.score
-        request.sequences = [sequence for _, sequence in successors]
         length = request.sequences[0].num_outputs if branches else 0
         if state.complete or not branches or length >= params.max_tokens:
             outputs = [s.output_ids for s in request.sequences]

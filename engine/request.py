@@ -128,7 +128,6 @@ class Request:
     pooled: Tensor | None = None  # float32 [hidden]
     beam: BeamState | None = None
     expanded: bool = False  # whether the prompt's last logits have been branched into all sequences
-    num_preemptions: int = 0
     num_cached_tokens: int | None = None  # prompt tokens found in the prefix cache at the first admission
 
     @property

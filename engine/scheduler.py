@@ -96,7 +96,6 @@ class Scheduler:
         self.kv.release_request(request)
         self.running.remove(request)
         request.status = RequestStatus.WAITING
-        request.num_preemptions += 1
         request.alignment.clear()
         request.pooled = None
         self.waiting.append(request)
