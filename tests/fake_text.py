@@ -27,6 +27,7 @@ from sensorium.processors.text import TextTokenizer, byte_of_character
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from .fake_engine import FakeEngine
+from .live_server import Live
 
 MAX_MODEL_LEN = 512
 MAX_NUM_SEQS = 8
@@ -212,3 +213,9 @@ def text_processor(template: ChatML | None, name: str) -> TextProcessor:
 def prompt_of(request: GenerationRequest) -> str:
     """The prompt's text with its special tokens."""
     return byte_tokenizer().decode(request.inputs.prompt_token_ids, skip_special_tokens=False)
+
+
+def engine_of(server: Live) -> FakeTextEngine:
+    """The scripted engine behind a server under test."""
+    assert isinstance(server.engine, FakeTextEngine)
+    return server.engine

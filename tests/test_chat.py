@@ -9,7 +9,7 @@ import pytest
 from openai import APIError, BadRequestError, OpenAI
 from sensorium.engine.engine import EngineDead, ProgramFailed
 
-from .fake_text import MAX_MODEL_LEN, FakeTextEngine, prompt_of
+from .fake_text import MAX_MODEL_LEN, FakeTextEngine, engine_of, prompt_of
 from .live_server import Live, error_of, live, wait_until
 
 SAID = "Voilà, naïve 🙂 text"
@@ -25,11 +25,6 @@ def server() -> Iterator[Live]:
 @pytest.fixture
 def client(server: Live) -> OpenAI:
     return server.openai
-
-
-def engine_of(server: Live) -> FakeTextEngine:
-    assert isinstance(server.engine, FakeTextEngine)
-    return server.engine
 
 
 def post(server: Live, **body: Any) -> Any:

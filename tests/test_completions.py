@@ -9,7 +9,7 @@ import pytest
 from openai import BadRequestError, OpenAI
 from sensorium.engine.engine import RequestRefused
 
-from .fake_text import MAX_MODEL_LEN, FakeTextEngine, byte_tokenizer, prompt_of
+from .fake_text import MAX_MODEL_LEN, FakeTextEngine, byte_tokenizer, engine_of, prompt_of
 from .live_server import Live, error_of, live
 
 SAID = "Voilà, naïve 🙂 text"
@@ -24,11 +24,6 @@ def server() -> Iterator[Live]:
 @pytest.fixture
 def client(server: Live) -> OpenAI:
     return server.openai
-
-
-def engine_of(server: Live) -> FakeTextEngine:
-    assert isinstance(server.engine, FakeTextEngine)
-    return server.engine
 
 
 def post(server: Live, **body: Any) -> Any:

@@ -13,7 +13,7 @@ from openai import OpenAI
 from sensorium.engine.config import EngineConfig
 from sensorium.engine.engine import Engine
 
-from .fake_text import HIDDEN, FakeTextEngine, pooled_state, prompt_of
+from .fake_text import HIDDEN, FakeTextEngine, engine_of, pooled_state, prompt_of
 from .live_server import Live, error_of, live
 from .tiny_text import LLAMA, random_weights, write_tiny_text
 
@@ -27,11 +27,6 @@ def server() -> Iterator[Live]:
 @pytest.fixture
 def client(server: Live) -> OpenAI:
     return server.openai
-
-
-def engine_of(server: Live) -> FakeTextEngine:
-    assert isinstance(server.engine, FakeTextEngine)
-    return server.engine
 
 
 def post(server: Live, **body: Any) -> Any:
